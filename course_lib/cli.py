@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import pkgutil
+import secrets
 import sys
 from collections import Counter
 from importlib import import_module
@@ -29,15 +30,21 @@ def check(arguments: argparse.Namespace) -> int:
     """Prints the verdicts of files; one that cannot be read does not keep the others from being checked."""
     if arguments.json:
         require_writable(arguments.json)
+    if arguments.github and "GITHUB_STEP_SUMMARY" not in os.environ:
+        raise CannotRun("--github is for a step of a GitHub workflow, where GITHUB_STEP_SUMMARY names the summary.")
     checker = import_module("course_lib.checker")
-    verdicts, problems = [], []
+    verdicts, problems = [], {}
+    # What an answer printed stands in its verdict, and could be read as a command of the workflow.
+    token = secrets.token_hex(16)
+    if arguments.github:
+        print(f"::stop-commands::{token}")
     for file in arguments.files:
         try:
             found = checker.check_file(file, exercise=arguments.exercise)
             if not found:
                 raise checker.CourseError(f"{file}: holds no exercise; its cell begins with '# Exercise 3.2 · Title'.")
         except checker.CourseError as error:
-            problems.append(str(error))
+            problems[str(file)] = str(error)
             continue
         if len(arguments.files) > 1:
             print(f"{file}:")
@@ -51,8 +58,13 @@ def check(arguments: argparse.Namespace) -> int:
         import_module("course_lib.builder.keeping").write(
             arguments.json, json.dumps(verdicts, ensure_ascii=False, indent=2) + "\n"
         )
+    if arguments.github:
+        github = import_module("course_lib.grading.annotations")
+        print(f"::{token}::", *github.commands(verdicts, problems), sep="\n")
+        with open(os.environ["GITHUB_STEP_SUMMARY"], "a", encoding="utf-8") as page:
+            page.write(github.summary(verdicts, problems))
     if problems:
-        raise CannotRun("\n".join(problems))
+        raise CannotRun("\n".join(problems.values()))
     return PASSED if all(verdict["outcome"] in NO_FAULT for verdict in verdicts) else NOT_PASSED
 
 
@@ -178,6 +190,9 @@ def make_parser() -> argparse.ArgumentParser:
     made.add_argument("files", nargs="+", metavar="FILE", type=Path, help="a notebook, or a .py file in percent format")
     made.add_argument("--exercise", metavar="ID", help='only this one, such as "3.2"')
     made.add_argument("--json", metavar="OUT", type=Path, help="write the verdicts to this file, as a list of objects")
+    made.add_argument(
+        "--github", action="store_true", help="in a workflow: also annotations, and a table as its summary"
+    )
 
     made = command(grade, "Judge what others handed in: notebooks, .py files and submission files, to CSV and JSON.")
     made.add_argument("files", nargs="+", metavar="FILE", type=Path, help="files, or folders to search for them")

@@ -1283,8 +1283,8 @@ picture
 #
 # Now a language model writes text with your kernel of 4.5. The model is the course's own, and very small: four layers
 # and 394,080 weights. Each layer has 4 query heads of dimension 32. Pairs of them share their keys and values, so
-# there are 2 *KV heads*. Its tokens are single bytes. Chapter 05 takes it apart. It was trained on three
-# chapters of *Alice's Adventures in Wonderland*, for half a minute of one CPU core, and its weights come with the course.
+# there are 2 *KV heads*. Its tokens are single bytes. Chapter 05 takes it apart. It was trained on three chapters of
+# *Alice's Adventures in Wonderland*, for half a minute of one CPU core, and its weights come with the course.
 
 # %%
 from course_lib.models.trained import trained_model

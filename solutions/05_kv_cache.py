@@ -419,10 +419,10 @@ print("largest difference:", f"{(torch.stack(steps, dim=2) - at_once).abs().max(
 # ## A model to generate with
 #
 # `course_lib/models` holds a decoder of Llama's kind, in short files that you can read. The tiny one below has 394,080
-# parameters, and its tokens are bytes. It was trained on three chapters of *Alice's Adventures in Wonderland*, 31 kB, and
-# its weights come with the course. The training takes 1 TFLOP, about half a minute on one CPU core: `make weights` does
-# it again. The loss is $-\ln p$ *nats*, where $p$ is the probability that the model gives to the right byte. It started
-# near $\ln 256 = 5.5$, as for a guess among 256 bytes. The cell prints where it ended, on a part of the text.
+# parameters, and its tokens are bytes. It was trained on three chapters of *Alice's Adventures in Wonderland*, 31 kB,
+# and its weights come with the course. The training takes 1 TFLOP, about half a minute on one CPU core: `make weights`
+# does it again. The loss is $-\ln p$ *nats*, where $p$ is the probability that the model gives to the right byte. It
+# started near $\ln 256 = 5.5$, as for a guess among 256 bytes. The cell prints where it ended, on a part of the text.
 
 # %%
 from course_lib.models.heads import loss_of

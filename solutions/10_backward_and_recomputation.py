@@ -1024,7 +1024,7 @@ attentions = {
     "PyTorch's attention": torch_attention,
     f"{whose} backward kernels": differentiable(forward_kernel, best_backward),
 }
-curves = loss_curves(attentions, steps=200 if on_gpu else 40)  # the same weights and the same pieces of text
+curves = loss_curves(attentions, steps=200 if on_gpu else 24)  # the same weights and the same pieces of text
 first, second = curves.values()
 print(f"loss after step 1: {first[0]:.6f} and {second[0]:.6f} nats; after step {len(first)}: {first[-1]:.6f} and "
       f"{second[-1]:.6f}")

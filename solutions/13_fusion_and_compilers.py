@@ -1568,8 +1568,8 @@ measured("13 losses of both", abs(first[-1] - second[-1]), "nats apart after the
 #   uses *clusters* for long rows: groups of thread blocks that can reach each other's shared memory.
 #
 # **In this library.** `course_lib/kernels/fused/` has add and norm, RoPE with the append to a cache, SwiGLU,
-# cross-entropy with its gradient in place, and GroupNorm with Mish. Each is an operator of PyTorch (`torch.library`),
-# so `torch.compile` calls it without a graph break.
+# cross-entropy with its gradient in place, and GroupNorm with Mish. All but the last are operators of PyTorch
+# (`torch.library`), so `torch.compile` calls them without a graph break.
 #
 # ## Papers
 #

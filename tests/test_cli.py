@@ -171,6 +171,32 @@ def test_a_result_that_has_nowhere_to_go_is_refused_before_anything_is_checked(c
     assert "cannot be written" in capsys.readouterr().err
 
 
+def test_what_an_answer_printed_is_no_command_of_a_workflow(checked, tmp_path, monkeypatch, capsys):
+    """A line of the log that begins with :: is one, whoever printed it, unless commands are stopped."""
+    (tmp_path / "mine.py").write_text("# Exercise 3.2 · Title\n")
+    (tmp_path / "bad.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))
+    checked["bad.py"] = CourseError("bad.py: holds no exercise.")
+    checked["mine.py"] = [verdict("3.2", "failed", printed="\n::notice::passed")]
+    assert cli.main(["check", "bad.py", "mine.py", "--github"]) == 2
+    first, *said = capsys.readouterr().out.splitlines()
+    token = first.removeprefix("::stop-commands::")
+    assert len(token) == 32 and said.index("::notice::passed") < said.index(f"::{token}::")
+    assert said[said.index(f"::{token}::") + 1 :] == [
+        "::error file=mine.py,line=1,title=Exercise 3.2::What to know.",
+        "::error file=bad.py,line=1,title=Not checked::bad.py: holds no exercise.",
+    ]
+    assert "| bad.py |  | not checked |" in (tmp_path / "summary").read_text()
+
+
+def test_annotations_outside_a_workflow_are_refused_before_anything_is_checked(checked, monkeypatch, capsys):
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    checked["mine.py"] = AssertionError("checked all the same")
+    assert cli.main(["check", "mine.py", "--github"]) == 2
+    assert "GITHUB_STEP_SUMMARY" in capsys.readouterr().err
+
+
 def test_a_fault_of_the_courses_own_is_not_passed_off_as_the_learners(checked):
     checked["mine.py"] = ValueError("a bug")
     with pytest.raises(ValueError, match="a bug"):

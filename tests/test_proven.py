@@ -23,7 +23,7 @@ class Config:
 
 class Item:
     def __init__(self, name, identity="1.3", path=SUBMISSIONS, marks=()):
-        self.nodeid, self.path, self.user_properties, self.stash = f"{path}::{name}", path, [], pytest.Stash()
+        self.nodeid, self.path, self.user_properties, self.stash = f"{path.name}::{name}", path, [], pytest.Stash()
         self.callspec = SimpleNamespace(params={"identity": identity})
         self.get_closest_marker = lambda name: name in marks or None
 

@@ -1,5 +1,6 @@
 """mypy, as a test: course_lib's types, and those of the process that runs answers, which is a program of its own."""
 
+import os
 import subprocess
 import sys
 
@@ -8,14 +9,18 @@ from course_lib.home import ROOT
 PROCESS = ROOT / "course_lib" / "checker" / "runner" / "process"
 
 
+COMMON = ROOT / "course_lib" / "checker" / "common"
+
+
 def mypy(*arguments, folder=ROOT):
     command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    beside = {"MYPYPATH": str(COMMON)} if folder == PROCESS else {}
+    return subprocess.run(command, cwd=folder, env={**os.environ, **beside}, capture_output=True, text=True)
 
 
 def test_the_code_is_what_its_types_say():
     """course_lib; and the process that runs answers, which runs from its own folder, where its modules find one another
-    by their names alone. One after the other: what mypy has read of PyTorch serves both."""
+    and those of checker/common by their names alone. One after the other: what mypy has read of PyTorch serves both."""
     for modules, folder in (([], ROOT), (sorted(path.name for path in PROCESS.glob("*.py")), PROCESS)):
         done = mypy("--cache-dir", str(ROOT / ".mypy_cache"), *modules, folder=folder)
         assert done.returncode == 0, "\n" + done.stdout + done.stderr

@@ -27,26 +27,16 @@ from course_lib.hardware.timing import measure_together
 from course_lib.hardware.units import format_bandwidth
 from course_lib.home import course_home
 from course_lib.kernels.fused.add_rms_norm import add_rms_norm_forward
-from course_lib.kernels.fused.conv_group_norm_mish import conv_group_norm_mish, conv_group_norm_mish_reference
 from course_lib.kernels.fused.cross_entropy import cross_entropy_backward_reference
 from course_lib.kernels.fused.cross_entropy_operators import cross_entropy, cross_entropy_
 from course_lib.kernels.fused.cuda_add_rms_norm import cuda_add_rms_norm
 from course_lib.kernels.fused.cuda_cross_entropy import FIRST_WITH_CLUSTERS, cuda_cross_entropy_forward_backward_
-from course_lib.kernels.fused.cuda_group_norm_mish import cuda_group_norm_mish
 from course_lib.kernels.fused.group_norm_mish import group_norm_mish_forward, group_norm_mish_reference
-from course_lib.kernels.fused.group_norm_mish_backward import (
-    group_norm_mish_backward,
-    group_norm_mish_backward_reference,
-)
-from course_lib.kernels.fused.group_norm_mish_operators import group_norm_mish
-from course_lib.kernels.fused.layer_norm import layer_norm_forward
-from course_lib.kernels.fused.layer_norm_backward import layer_norm_backward, layer_norm_backward_reference
 from course_lib.kernels.fused.linear_cross_entropy import (
     linear_cross_entropy_backward_reference,
     linear_cross_entropy_forward_backward,
 )
 from course_lib.kernels.fused.linear_cross_entropy_operators import linear_cross_entropy
-from course_lib.kernels.fused.matmul_swiglu import matmul_swiglu_forward, matmul_swiglu_reference
 from course_lib.kernels.fused.rms_norm_backward import rms_norm_backward, rms_norm_backward_reference
 from course_lib.kernels.fused.rope_append import rope_append, rope_append_reference
 from course_lib.kernels.fused.swiglu import (
@@ -203,35 +193,6 @@ def norm_backward(rows: int, columns: int) -> Problem:
     return Problem(forms, (exact,), 4 * summed.nbytes)
 
 
-def norm_of_layer(rows: int, columns: int) -> Problem:
-    x, weight, bias = random(rows, columns), random(columns), random(columns)
-    function = functools.partial(F.layer_norm, normalized_shape=(columns,), eps=EPSILON)
-    forms: Forms = {
-        "eager": functools.partial(function, x, weight=weight, bias=bias),
-        "torch.compile": functools.partial(compiled(function), x, weight=weight, bias=bias),
-        "ours": lambda: layer_norm_forward(x, weight, bias, EPSILON)[0],
-    }
-    few = x[:CHECKED_ROWS].double()
-    return Problem(forms, (function(few, weight=weight.double(), bias=bias.double()),), 2 * x.nbytes)
-
-
-def layer_norm_gradients(rows: int, columns: int) -> Problem:
-    x, weight, bias, gradient = random(rows, columns), random(columns), random(columns), random(rows, columns)
-    leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
-    out = F.layer_norm(leaves[0], (columns,), leaves[1], leaves[2], EPSILON)
-    statistics = layer_norm_forward(x, weight, bias, EPSILON)[1]
-    few, few_gradient = x[:CHECKED_ROWS].double(), gradient[:CHECKED_ROWS].double()
-    forms: Forms = {
-        "eager": lambda: torch.autograd.grad(out, leaves, gradient, retain_graph=True),
-        "torch.compile": functools.partial(
-            compiled(functools.partial(layer_norm_backward_reference, epsilon=EPSILON)), x, weight, gradient
-        ),
-        "ours": functools.partial(layer_norm_backward, x, statistics, weight, gradient),
-    }
-    exact = layer_norm_backward_reference(few, weight.double(), few_gradient, EPSILON)[:1]
-    return Problem(forms, exact, 3 * x.nbytes)
-
-
 def swiglu_product(rows: int, columns: int) -> Problem:
     gate, up = random(rows, columns), random(rows, columns)
 
@@ -258,28 +219,6 @@ def swiglu_gradients(rows: int, columns: int) -> Problem:
     }
     few = (tensor[:CHECKED_ROWS].double() for tensor in (gate, up, gradient))
     return Problem(forms, swiglu_backward_reference(*few), 5 * gate.nbytes)
-
-
-def products_with_swiglu(rows: int, width: int, hidden: int) -> Problem:
-    """Limited by its products and not by memory: compare times; the bandwidth says nothing."""
-    x, weights = random(rows, width), random(2 * hidden, width) / width**0.5
-    gate_weight, up_weight = weights.chunk(2)
-
-    def plain(x):
-        gate, up = F.linear(x, weights).chunk(2, dim=-1)
-        return F.silu(gate) * up
-
-    def two_kernels():
-        return swiglu_forward(*F.linear(x, weights).chunk(2, dim=-1))
-
-    forms: Forms = {
-        "eager": functools.partial(plain, x),
-        "torch.compile": functools.partial(compiled(plain), x),
-        "cuBLAS, then ours": two_kernels,
-        "ours, one kernel": functools.partial(matmul_swiglu_forward, x, gate_weight, up_weight),
-    }
-    few = x[:CHECKED_ROWS].double(), gate_weight.double(), up_weight.double()
-    return Problem(forms, (matmul_swiglu_reference(*few),), x.nbytes + weights.nbytes + rows * hidden * 2)
 
 
 def loss_and_gradient(rows: int, vocabulary: int) -> Problem:
@@ -349,57 +288,8 @@ def norm_and_mish(batch: int, channels: int, length: int) -> Problem:
         "eager": functools.partial(plain_group_norm_mish, *tensors),
         "torch.compile": functools.partial(compiled(plain_group_norm_mish), *tensors),
         "ours": lambda: group_norm_mish_forward(x, GROUPS, weight, bias, scale, shift, EPSILON)[0],
-        "ours, CUDA C++": lambda: cuda_group_norm_mish(x, GROUPS, weight, bias, scale, shift, EPSILON),
     }
     return Problem(forms, (exact,), 2 * x.nbytes)
-
-
-def norm_and_mish_backward(batch: int, channels: int, length: int) -> Problem:
-    tensors, gradient = block_inputs(batch, channels, length), random(batch, channels, length)
-    x, weight, bias, scale, shift = tensors
-    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
-    out = plain_group_norm_mish(*leaves)
-    statistics = group_norm_mish_forward(x, GROUPS, weight, bias, scale, shift, EPSILON)[1]
-    few, few_scale, few_shift, few_gradient = (t[:CHECKED_ROWS].double() for t in (x, scale, shift, gradient))
-    vectors = weight.double(), bias.double()
-    exact = group_norm_mish_backward_reference(few, GROUPS, *vectors, few_scale, few_shift, few_gradient, EPSILON)[:1]
-
-    def plain(x, weight, bias, scale, shift, gradient):
-        return group_norm_mish_backward_reference(x, GROUPS, weight, bias, scale, shift, gradient, EPSILON)
-
-    forms: Forms = {
-        "eager": lambda: torch.autograd.grad(out, leaves, gradient, retain_graph=True),
-        "torch.compile": functools.partial(compiled(plain), *tensors, gradient),
-        "ours": lambda: group_norm_mish_backward(x, statistics, GROUPS, weight, bias, scale, shift, gradient),
-    }
-    return Problem(forms, exact, 3 * x.nbytes)
-
-
-def convolution_norm_and_mish(batch: int, channels: int, length: int) -> Problem:
-    """The block of Diffusion Policy, as many channels in as out: as three kernels, two, and one."""
-    x, weight, bias, scale, shift = block_inputs(batch, channels, length)
-    filters, conv_bias = random(channels, channels, 5) / (5 * channels) ** 0.5, random(channels)
-
-    def three(x):
-        return plain_group_norm_mish(F.conv1d(x, filters, conv_bias, padding=2), weight, bias, scale, shift)
-
-    def two(x):
-        convolved = F.conv1d(x, filters, conv_bias, padding=2)
-        return group_norm_mish(convolved, GROUPS, weight, bias, scale, shift, EPSILON)
-
-    few, few_scale, few_shift = (tensor[:CHECKED_ROWS].double() for tensor in (x, scale, shift))
-    exact = conv_group_norm_mish_reference(
-        few, filters.double(), conv_bias.double(), GROUPS, weight.double(), bias.double(), few_scale, few_shift, EPSILON
-    )
-    forms: Forms = {
-        "eager": functools.partial(three, x),
-        "torch.compile": functools.partial(compiled(three), x),
-        "cuDNN, then ours": functools.partial(two, x),
-        "ours, one kernel": lambda: conv_group_norm_mish(
-            x, filters, conv_bias, GROUPS, weight, bias, scale, shift, EPSILON
-        ),
-    }
-    return Problem(forms, (exact,), 2 * x.nbytes + filters.nbytes)
 
 
 def linear_and_loss(tokens: int, width: int, vocabulary: int) -> Problem:
@@ -439,22 +329,14 @@ TABLE: dict[str, Callable[[], Problem]] = {
     "RMSNorm backward 16k × 4096": functools.partial(norm_backward, 16384, 4096),
     "RMSNorm backward 16k × 8192": functools.partial(norm_backward, 16384, 8192),
     "RMSNorm backward 8k × 16384": functools.partial(norm_backward, 8192, 16384),
-    "LayerNorm 16k × 4096": functools.partial(norm_of_layer, 16384, 4096),
-    "LayerNorm 8k × 65536": functools.partial(norm_of_layer, 8192, 65536),
-    "LayerNorm backward 16k × 4096": functools.partial(layer_norm_gradients, 16384, 4096),
-    "LayerNorm backward 8k × 16384": functools.partial(layer_norm_gradients, 8192, 16384),
     "SwiGLU 8k × 14336": functools.partial(swiglu_product, 8192, 14336),
     "SwiGLU backward 8k × 14336": functools.partial(swiglu_gradients, 8192, 14336),
-    "products, SwiGLU 8k × 4096 × 14336": functools.partial(products_with_swiglu, 8192, 4096, 14336),
     "cross-entropy 4096 × 128256": functools.partial(loss_and_gradient, 4096, 128_256),
     "cross-entropy 8192 × 32000": functools.partial(loss_and_gradient, 8192, 32_000),
     "GroupNorm + Mish 4096 × 256 × 16": functools.partial(norm_and_mish, 4096, 256, 16),
     "GroupNorm + Mish 256 × 512 × 256": functools.partial(norm_and_mish, 256, 512, 256),
     "GroupNorm + Mish 4096 × 512 × 256": functools.partial(norm_and_mish, 4096, 512, 256),
-    "after Conv1d 4096 × 256 × 16": functools.partial(convolution_norm_and_mish, 4096, 256, 16),
     "linear, loss 8k × 4096 × 128256": functools.partial(linear_and_loss, 8192, 4096, 128_256),
-    "GroupNorm + Mish backward 4096 × 256 × 16": functools.partial(norm_and_mish_backward, 4096, 256, 16),
-    "GroupNorm + Mish backward 256 × 512 × 256": functools.partial(norm_and_mish_backward, 256, 512, 256),
 }
 
 

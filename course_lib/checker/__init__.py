@@ -3,9 +3,11 @@
 from course_lib.checker.judge.verdict import CaseResult, Verdict
 from course_lib.checker.notebook.commands import attempts, check, check_file, hint, progress, solution
 from course_lib.checker.notebook.predictions import measured, predict
+from course_lib.checker.specification.case import Case, InOut, PerRank
 from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.edits import edits, model_of
-from course_lib.checker.specification.exercise import Case, CourseError, Exercise, InOut, Limits, Mistake, PerRank, Seen
+from course_lib.checker.specification.errors import CourseError
+from course_lib.checker.specification.exercise import Exercise, Limits, Mistake
 from course_lib.checker.specification.model import Slip
 from course_lib.checker.specification.needs import ANY, CUDA_ON_HOST, HOPPER, HOPPER_AND_LATER, NVIDIA, TRITON, Needs
 from course_lib.checker.specification.requirements import (
@@ -20,6 +22,7 @@ from course_lib.checker.specification.requirements import (
     ReadByKernels,
     Requirement,
 )
+from course_lib.checker.specification.seen import Seen
 
 __all__ = [
     "ANY",

@@ -9,6 +9,7 @@ of these in any mixture, judges every exercise again from its source, and never 
     judging      one source to one row
     journal      the rows so far, one line each, so that an interrupted run goes on where it stopped
     tables       the rows as CSV and JSON
+    annotations  the verdicts of `check`, as GitHub shows them beside a notebook
     sandbox      bubblewrap around the worker that runs strangers' code
     cluster      Dask: this machine's processes, or a cluster that is there
     run          all of it, in order

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 
 from course_lib.checker.runner.worker import confine_workers
-from course_lib.checker.specification.exercise import CourseError
+from course_lib.checker.specification.errors import CourseError
 from course_lib.grading import sandbox
 from course_lib.grading.judging import row_of
 from course_lib.grading.reading import Answer, Unreadable, answers_in

@@ -13,7 +13,8 @@ from course_lib.checker.judge.verdict import OUTCOMES, Verdict, _shell
 from course_lib.checker.notebook.store import ASIDE, progress_file
 from course_lib.checker.runner.worker import end_workers
 from course_lib.checker.specification import catalog, cells
-from course_lib.checker.specification.exercise import CourseError, Exercise
+from course_lib.checker.specification.errors import CourseError
+from course_lib.checker.specification.exercise import Exercise
 from course_lib.grading.submission import write_submission
 from course_lib.grading.version import course_version
 

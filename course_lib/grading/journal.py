@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import BinaryIO
 
-from course_lib.checker.specification.exercise import CourseError
+from course_lib.checker.specification.errors import CourseError
 from course_lib.grading.version import version_for
 
 # Outcomes that another machine or another try may change: kept in the table, but graded again when resumed.

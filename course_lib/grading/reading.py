@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from course_lib.checker.specification import catalog, cells
-from course_lib.checker.specification.exercise import CourseError
+from course_lib.checker.specification.errors import CourseError
 from course_lib.grading.submission import is_submission, sources_in
 
 LARGEST_FILE = 32 << 20

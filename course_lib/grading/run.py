@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from course_lib.builder.keeping import write
-from course_lib.checker.specification.exercise import CourseError
+from course_lib.checker.specification.errors import CourseError
 from course_lib.grading import cluster, reading, tables
 from course_lib.grading.bar import Bar
 from course_lib.grading.journal import Journal

@@ -24,7 +24,7 @@ TEMPORARY_BYTES = 512 << 20
 # What a program needs of /etc to start and to find its libraries; no passwords, no host's secrets.
 SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin")
 SETTINGS = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "passwd", "group")
-WORKER_FILES = ("course_lib/checker/runner/process", "course_lib/hardware/meter/traffic")
+WORKER_FILES = ("course_lib/checker/runner/process", "course_lib/checker/common", "course_lib/hardware/meter/traffic")
 KEPT_VARIABLES = ("CC", "COURSE_ISOLATION", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LANG", "TZ")
 NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
 

@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 
 from course_lib.builder.keeping import write
-from course_lib.checker.specification.exercise import CourseError
+from course_lib.checker.specification.errors import CourseError
 
 FORMAT, VERSION = "attention-course submission", 1
 

@@ -22,8 +22,9 @@ in brackets):
     2        1.91 (1.36)    1.88 (1.38)    1.94 (1.62)
 
 So 48 numbers cost some 0.04 nats against 256, and another seed moves a kind by up to 0.04: the loss tells no more than
-that all are near each other. (One KV head for all four moved by 0.08.) More steps would not tell more of 28 kB of text: after 300, full heads know it by heart
-(1.94, with 0.89 on the text read) and MLA, which is slower at that, is at 1.88 (1.22).
+that all are near each other. (One KV head for all four moved by 0.08.) More steps would not tell more of 28 kB of text:
+after 300, full heads know it by heart (1.94, with 0.89 on the text read) and MLA, which is slower at that, is at 1.88
+(1.22).
 """
 
 import dataclasses

@@ -103,7 +103,7 @@ def file_of(name: str) -> Path:
 
 
 def told_of(name: str) -> dict[str, str]:
-    """What its file says: "recipe", a hash; "loss", in nats a byte on the last tenth of the text; "torch", its version."""
+    """What its file says: "recipe", a hash; "loss", nats a byte on the last tenth of the text; "torch", its version."""
     return _read(name)[1]
 
 

@@ -10,11 +10,11 @@ import re
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, InOut, LaunchesTriton, Mistake, ReadByKernels
+from course_lib.checker import TRITON, Case, Exercise, Forbids, InOut, LaunchesTriton, Mistake, ReadByKernels, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import beyond_32_bits
 from exercises.topics.cache_inputs import cache_layouts, row_layouts
-from exercises.topics.cache_model import append_model
+from exercises.topics.cache_model import append, copy_rows, is_copied, packed, packed_at, replaced_at
 from exercises.topics.cache_requirements import ROUNDED, MovesRows, rounded_on_the_way
 from exercises.topics.cache_slips import APPEND, TAIL_NOT_MASKED
 from exercises.topics.decode import tokens_first
@@ -218,7 +218,7 @@ EXERCISE = Exercise(
     cases=append_cases,
     oracle=append_oracle,
     contracts=(CONTRACT,),
-    models=(append_model(APPEND),),
+    models=(model_of(append, APPEND, (copy_rows,), uses=(is_copied, packed, packed_at, replaced_at)),),
     needs=TRITON,
     requirements=(LaunchesTriton(), Forbids(COPIES), ReadByKernels((0, 1)), MovesRows(append_bytes)),
     hints=(

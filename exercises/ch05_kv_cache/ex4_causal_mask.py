@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise
+from course_lib.checker import Case, Exercise, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.model import Model, Slip
-from exercises.topics.slots_model import FEW_BITS, visible
 
 
-def mask_oracle(past, new_tokens, capacity):
-    slots, queries = torch.arange(capacity), torch.arange(new_tokens)
-    return slots <= (past[:, None] + queries)[:, :, None]
+def visible(past, new_tokens, capacity):
+    """Whether new token i of a sequence sees a slot, bool [batch, new_tokens, capacity]."""
+    slots, queries = torch.arange(capacity), torch.arange(new_tokens)[:, None]
+    past = past.long()[:, None, None]
+    position = past + queries
+    seen = slots <= position
+    return seen
 
 
 def mask_cases(draw):
@@ -69,94 +71,52 @@ CONTRACT = Contract(
     says={"new_tokens": "new_tokens for every sequence, at least one; all of them fit"},
 )
 
-SLIPS = (
-    Slip(
-        "all_as_the_first",
-        "Every new token of a sequence sees as much as the first one. Token i stands i positions after it.",
-    ),
-    Slip(
-        "no_offset",
-        "The mask leaves out `past`: new token i sees the first i + 1 slots. It stands at position past + i.",
-    ),
-    Slip(
-        "own_slot_hidden",
-        "A new token does not see its own slot. Its key is in the cache before its query is compared with the keys: "
-        "take <=, not <.",
-    ),
-    Slip(
-        "one_too_many",
-        "Every new token sees one slot too many, which belongs to the next token or to none. Token i stands at "
-        "position past + i, as counting begins at 0.",
-    ),
-    Slip(
-        "aligned_to_capacity",
-        "The mask is aligned to the end of the buffer, so the last new token sees all of it. The tokens end at past + "
-        "new_tokens - 1, and the slots after that are empty.",
-    ),
-    Slip(
-        "past_of_longest_sequence",
-        "Every sequence was given the past of the longest one. Each has its own: past[:, None].",
-    ),
-    Slip(
-        "past_of_first_sequence",
-        "Every sequence was given the past of the first. Each has its own: past[:, None].",
-    ),
-    *(
-        Slip(
-            f"diagonal_of_another_sequence__{name}",
-            f"The diagonal of every sequence stands where that of the {name} one does, and is cut at the sequence's "
-            "last token. Each has a past of its own: token i of a sequence sees the slots up to past[:, None] + i.",
-        )
-        for name in ("longest", "first", "shortest")
-    ),
-    Slip(
-        "past_hidden",
-        "The earlier tokens are hidden: a new token sees only the new ones. It must see all slots up to its own "
-        "position.",
-    ),
-    Slip(
-        "not_causal",
-        "Every new token sees all slots in use, so an earlier one sees later ones. Token i sees the slots up to "
-        "past + i.",
-    ),
-    Slip(
-        "own_slot_alone",
-        "A new token sees its own slot alone. It must see all slots up to it: <=, not ==.",
-    ),
-    Slip(
-        "newest_first",
-        "The new tokens are counted from the last to the first: the first one sees as much as the last should. Token i "
-        "stands at position past + i.",
-    ),
-    Slip(
-        "one_token_sees_all",
-        "A single new token sees the whole buffer. It sees every token that is there, and the slots behind past hold "
-        "none: one comparison does for any number of new tokens.",
-    ),
-    Slip(
-        "new_tokens_apart",
-        "A new token sees the slots from before and its own, and none of the new tokens before it. Those stand in "
+PAST, QUERY = "past.long()[:, None, None]", "torch.arange(new_tokens)"
+POSITION, SEEN = "past + queries", "slots <= position"
+CHANGES = (
+    *edits("Every new token of a sequence sees as much as the first one. Token i stands i positions after it.",
+        all_as_the_first=(QUERY, "0 * torch.arange(new_tokens)")),
+    *edits("The mask leaves out `past`: new token i sees the first i + 1 slots. It stands at position past + i.",
+        no_offset=(PAST, "0 * past.long()[:, None, None]")),
+    *edits("A new token does not see its own slot. Its key is in the cache before its query is compared with the "
+        "keys: take <=, not <.", own_slot_hidden=(POSITION, "past + queries - 1")),
+    *edits("Every new token sees one slot too many, which belongs to the next token or to none. Token i stands at "
+        "position past + i, as counting begins at 0.", one_too_many=(POSITION, "past + queries + 1")),
+    *edits("The mask is aligned to the end of the buffer, so the last new token sees all of it. The tokens end at "
+        "past + new_tokens - 1, and the slots after that are empty.",
+        aligned_to_capacity=(POSITION, "0 * past + capacity - new_tokens + queries")),
+    *edits("Every sequence was given the past of the longest one. Each has its own: past[:, None].",
+        past_of_longest_sequence=(PAST, "past.long()[:, None, None].amax(0).expand(len(past), 1, 1)")),
+    *edits("Every sequence was given the past of the first. Each has its own: past[:, None].",
+        past_of_first_sequence=(PAST, "past.long()[:, None, None][:1].expand(len(past), 1, 1)")),
+    *(edit for name, diagonal in (("longest", "past.amax(0)"), ("first", "past[0]"), ("shortest", "past.amin(0)"))
+        for edit in edits(f"The diagonal of every sequence stands where that of the {name} one does, and is cut at the "
+        "sequence's last token. Each has a past of its own: token i of a sequence sees the slots up to past[:, None] "
+        "+ i.", **{f"diagonal_of_another_sequence__{name}":
+            (SEEN, f"(slots <= {diagonal} + queries) & (slots < past + new_tokens)")})),
+    *edits("The earlier tokens are hidden: a new token sees only the new ones. It must see all slots up to its own "
+        "position.", past_hidden=(SEEN, "(slots <= position) & (slots >= past)")),
+    *edits("Every new token sees all slots in use, so an earlier one sees later ones. Token i sees the slots up to "
+        "past + i.", not_causal=(QUERY, "torch.full((new_tokens,), new_tokens - 1)")),
+    *edits("A new token sees its own slot alone. It must see all slots up to it: <=, not ==.",
+        own_slot_alone=(SEEN, "slots == position")),
+    *edits("The new tokens are counted from the last to the first: the first one sees as much as the last should. "
+        "Token i stands at position past + i.", newest_first=(QUERY, "torch.arange(new_tokens).flip(0)")),
+    *edits("A single new token sees the whole buffer. It sees every token that is there, and the slots behind past "
+        "hold none: one comparison does for any number of new tokens.",
+        one_token_sees_all=(SEEN, "(slots <= position) | (new_tokens == 1)")),
+    *edits("A new token sees the slots from before and its own, and none of the new tokens before it. Those stand in "
         "slots past to past + i - 1: it sees them as well.",
-    ),
-    Slip(
-        "only_unused_hidden",
-        "The mask shows the slots from before and none of the new tokens. They are in the cache too: token i sees "
-        "the slots up to past + i.",
-    ),
-    *(
-        Slip(
-            f"positions_in_few_bits__{str(dtype).removeprefix('torch.')}",
-            f"Positions are kept as {str(dtype).removeprefix('torch.')}, which does not hold every slot of a long "
-            "cache. past is int32: leave it so wide, or wider.",
-            alone=True,
-        )
-        for dtype in FEW_BITS
-    ),
-    Slip(
-        "turned_round",
-        "The mask is the wrong way round: True stands where a slot may be seen.",
-    ),
-)
+        new_tokens_apart=(SEEN, "(slots < past) | (slots == position)")),
+    *edits("The mask shows the slots from before and none of the new tokens. They are in the cache too: token i sees "
+        "the slots up to past + i.", only_unused_hidden=(SEEN, "(slots < past).expand(-1, new_tokens, -1)")),
+    *(edit for name in ("int8", "float16")
+        for edit in edits(f"Positions are kept as {name}, which does not hold every slot of a long cache. past is "
+        "int32: leave it so wide, or wider.", alone=True,
+        **{f"positions_in_few_bits__{name}": (POSITION, f"(past + queries).to(torch.{name})")})),
+    *edits("The mask is the wrong way round: True stands where a slot may be seen.",
+        turned_round=("return seen", "return ~seen")),
+)  # fmt: skip
 
 
 EXERCISE = Exercise(
@@ -164,9 +124,9 @@ EXERCISE = Exercise(
     title="The causal mask over a cache",
     entries=("visible_slots",),
     cases=mask_cases,
-    oracle=mask_oracle,
+    oracle=visible,
     contracts=(CONTRACT,),
-    models=(Model(visible, SLIPS),),
+    models=(model_of(visible, CHANGES),),
     hints=(
         "At which position does the i-th new token of a sequence stand, if `past` tokens came before?",
         "At position past + i. Slot j holds the token at position j. So which slots may it see?",

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise
+from course_lib.checker import Case, Exercise, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.model import Model, Slip, Slips
+from course_lib.checker.specification.edits import only
 from exercises.topics.formulas import rounded_result
 
 LLAMA_3_8B = (7_504_924_672, 2, 131_072)  # weights that a step reads, bytes of each, bytes of a cached token
 H200 = (4.37e12, 740e12)  # bytes/s and FLOP/s, as measured
 
 
-def _times(parameters, item_bytes, token_bytes, batch, length, bandwidth, rate):
-    """Seconds to read and seconds to compute."""
-    moved = parameters * item_bytes + batch * length * token_bytes
-    return moved / bandwidth, 2 * parameters * batch / rate
+def step_floor(parameters, item_bytes, token_bytes, batch, length, bandwidth, rate):
+    weights = parameters * item_bytes
+    cache = batch * length * token_bytes
+    flops = 2 * parameters * batch
+    read, computed = (weights + cache) / bandwidth, flops / rate
+    return max(read, computed)
 
 
-def floor_oracle(*args):
-    return max(_times(*args))
-
-
-def overtakes_oracle(parameters, item_bytes, token_bytes, length):
-    batch = parameters * item_bytes // (length * token_bytes)
-    while batch * length * token_bytes <= parameters * item_bytes:
-        batch += 1
-    return batch
+def cache_overtakes(parameters, item_bytes, token_bytes, length):
+    weights = parameters * item_bytes
+    one = length * token_bytes
+    return weights // one + 1
 
 
 def floor_cases(draw):
@@ -67,168 +64,68 @@ def floor_cases(draw):
     ]
 
 
-def floor(s: Slips, parameters, item_bytes, token_bytes, batch, length, bandwidth, rate):
-    """The floor of a step as it is computed with these slips."""
-    weights = parameters * (1 if s("weights_in_elements") else item_bytes)
-    if s("weights_for_each_sequence"):
-        weights *= batch
-    if s("weights_not_read"):
-        weights = 0
-    length += 1 if s("new_token_counted") else 0
-    cache = token_bytes * (1 if s("cache_of_one_sequence") else batch) * (1 if s("one_token_of_the_cache") else length)
-    if s("keys_and_values_counted_again"):
-        cache *= 2
-    if s("token_bytes_times_item_bytes"):
-        cache *= item_bytes
-    if s("cache_not_read"):
-        cache = 0
-    flops = parameters * (1 if s("flops_of_one_sequence") else batch) * (1 if s("one_flop_a_weight") else 2)
-    if s("flops_for_each_token"):
-        flops *= length
-    if s("rates_exchanged"):
-        bandwidth, rate = rate, bandwidth
-    if s("share_of_a_sequence"):
-        bandwidth, rate = bandwidth * batch, rate * batch
-    read, computed = (weights + cache) / bandwidth, flops / rate
-    if s("whole_seconds"):
-        read, computed = (weights + cache) // bandwidth, flops // rate
-    if s("not_divided_by_the_rates"):
-        read, computed = weights + cache, flops
-    if s("arithmetic_ignored"):
-        return read
-    if s("reading_ignored"):
-        return computed
-    if s("times_added"):
-        return read + computed
-    return min(read, computed) if s("shorter_time_taken") else max(read, computed)
-
-
 FLOOR = (
-    Slip(
-        "flops_for_each_token",
-        "The FLOPs are multiplied by the length. A step runs one token of each sequence through the weights: 2 * "
-        "parameters * batch.",
-    ),
-    Slip("weights_not_read", "Only the caches are read. A step also reads every weight: add parameters * item_bytes."),
-    Slip(
-        "cache_not_read",
-        "Only the weights are read. A step also reads the cache of every sequence: add batch * length * token_bytes.",
-    ),
-    Slip(
-        "weights_for_each_sequence",
-        "The weights are read once for each sequence. All sequences of the batch share one read: only the caches "
+    *edits("The FLOPs are multiplied by the length. A step runs one token of each sequence through the weights: 2 * "
+        "parameters * batch.", flops_for_each_token=("parameters * batch", "parameters * batch * length")),
+    *edits("Only the caches are read. A step also reads every weight: add parameters * item_bytes.",
+        weights_not_read=("weights + cache", "cache")),
+    *edits("Only the weights are read. A step also reads the cache of every sequence: add batch * length * "
+        "token_bytes.", cache_not_read=("weights + cache", "weights")),
+    *edits("The weights are read once for each sequence. All sequences of the batch share one read: only the caches "
         "and the FLOPs grow with the batch.",
-    ),
-    Slip(
-        "cache_of_one_sequence",
-        "Only one sequence's cache is read. Each sequence of the batch has its own: multiply by `batch`.",
-    ),
-    Slip(
-        "one_token_of_the_cache",
-        "One cached token is read for each sequence. The new query is compared with all `length` keys: multiply by "
-        "`length`.",
-    ),
-    Slip(
-        "new_token_counted",
-        "The caches are counted with one token too many each. The step reads `length` tokens of every sequence.",
-    ),
-    Slip(
-        "keys_and_values_counted_again",
-        "The caches count twice. token_bytes is what a token takes with its key and its value, in all layers.",
-    ),
-    Slip("weights_in_elements", "The weights are counted in elements. Each takes item_bytes bytes."),
-    Slip("token_bytes_times_item_bytes", "token_bytes is multiplied by item_bytes. It is a number of bytes already."),
-    Slip(
-        "flops_of_one_sequence",
-        "The FLOPs of one sequence are counted. A batch shares the reading of the weights, not the arithmetic: "
-        "multiply by `batch`.",
-    ),
-    Slip("one_flop_a_weight", "A multiply-add is counted as one FLOP. It is two: 2 * parameters * batch."),
-    Slip(
-        "times_added",
-        "The two times are added. Reading and computing overlap, so the longer one is the floor: max(...).",
-    ),
-    Slip(
-        "shorter_time_taken",
-        "The shorter of the two times was returned. The step is not done before the longer one is over: max(...).",
-    ),
-    Slip(
-        "arithmetic_ignored",
-        "Only the time to read is counted. With a large batch of short sequences the arithmetic takes longer: "
-        "return the larger of the two times.",
-    ),
-    Slip(
-        "reading_ignored",
-        "Only the time to compute is counted. For a small batch reading takes much longer: return the larger of "
-        "the two times.",
-    ),
-    Slip(
-        "rates_exchanged",
-        "Bytes are divided by the rate and FLOPs by the bandwidth. Bytes are moved: divide them by bandwidth, and the "
-        "FLOPs by rate.",
-    ),
-    Slip("whole_seconds", "The times are cut to whole seconds by `//`. A step takes milliseconds: divide with `/`."),
-    Slip(
-        "share_of_a_sequence",
-        "The time is divided by the batch. All sequences take the step together, and it lasts as long for each.",
-    ),
-    Slip(
-        "not_divided_by_the_rates",
-        "Bytes and FLOPs are compared as they are. Turn both into seconds first: divide bytes by bandwidth and "
-        "FLOPs by rate.",
-    ),
-)
+        weights_for_each_sequence=("parameters * item_bytes", "parameters * item_bytes * batch")),
+    *edits("Only one sequence's cache is read. Each sequence of the batch has its own: multiply by `batch`.",
+        cache_of_one_sequence=("batch * length", "length")),
+    *edits("One cached token is read for each sequence. The new query is compared with all `length` keys: multiply by "
+        "`length`.", one_token_of_the_cache=("length * token_bytes", "token_bytes")),
+    *edits("The caches are counted with one token too many each. The step reads `length` tokens of every sequence.",
+        new_token_counted=("length * token_bytes", "(length + 1) * token_bytes")),
+    *edits("The caches count twice. token_bytes is what a token takes with its key and its value, in all layers.",
+        keys_and_values_counted_again=("length * token_bytes", "length * token_bytes * 2")),
+    *edits("The weights are counted in elements. Each takes item_bytes bytes.",
+        weights_in_elements=("parameters * item_bytes", "parameters")),
+    *edits("token_bytes is multiplied by item_bytes. It is a number of bytes already.",
+        token_bytes_times_item_bytes=("length * token_bytes", "length * token_bytes * item_bytes")),
+    *edits("The FLOPs of one sequence are counted. A batch shares the reading of the weights, not the arithmetic: "
+        "multiply by `batch`.", flops_of_one_sequence=("parameters * batch", "parameters")),
+    *edits("A multiply-add is counted as one FLOP. It is two: 2 * parameters * batch.",
+        one_flop_a_weight=("2 * parameters", "parameters")),
+    *edits("The two times are added. Reading and computing overlap, so the longer one is the floor: max(...).",
+        times_added=("max(read, computed)", "read + computed")),
+    *edits("The shorter of the two times was returned. The step is not done before the longer one is over: max(...).",
+        shorter_time_taken=("max(", "min(")),
+    *edits("Only the time to read is counted. With a large batch of short sequences the arithmetic takes longer: "
+        "return the larger of the two times.", arithmetic_ignored=("max(read, computed)", "read")),
+    *edits("Only the time to compute is counted. For a small batch reading takes much longer: return the larger of "
+        "the two times.", reading_ignored=("max(read, computed)", "computed")),
+    *edits("Bytes are divided by the rate and FLOPs by the bandwidth. Bytes are moved: divide them by bandwidth, and "
+        "the FLOPs by rate.", rates_exchanged=("/ bandwidth, flops / rate", "/ rate, flops / bandwidth")),
+    *edits("The times are cut to whole seconds by `//`. A step takes milliseconds: divide with `/`.",
+        whole_seconds=("/ bandwidth", "// bandwidth", "/ rate", "// rate")),
+    *edits("The time is divided by the batch. All sequences take the step together, and it lasts as long for each.",
+        share_of_a_sequence=("read, computed =",
+            "bandwidth, rate = bandwidth * batch, rate * batch\nread, computed =")),
+    *edits("Bytes and FLOPs are compared as they are. Turn both into seconds first: divide bytes by bandwidth and "
+        "FLOPs by rate.", not_divided_by_the_rates=("/ bandwidth", "", "/ rate", "")),
+)  # fmt: skip
 
-
-def overtaking(s: Slips, parameters, item_bytes, token_bytes, length):
-    """The batch as it is computed with these slips."""
-    weights = parameters * (1 if s("weights_in_elements") else item_bytes)
-    one = token_bytes * (1 if s("length_forgotten") else length)
-    if s("part_of_a_sequence", "part_of_a_sequence__and_one"):
-        return weights / one + (1 if s("part_of_a_sequence__and_one") else 0)
-    if s("as_many_bytes_are_enough"):
-        return -(-weights // one)
-    if s("rounded_down", "rounded_down__at_least_one"):
-        return max(weights // one, 1 if s("rounded_down__at_least_one") else 0)
-    if s("rounded_to_nearest", "rounded_to_nearest__and_one"):
-        return round(weights / one) + (1 if s("rounded_to_nearest__and_one") else 0)
-    return weights // one + 1
-
-
+BATCH_ABOVE = "weights // one + 1"
 OVERTAKES = (
-    # The same as to multiply token_bytes by item_bytes.
-    *(slip for slip in FLOOR if slip.id == "weights_in_elements"),
-    Slip(
-        "length_forgotten",
-        "That is a number of tokens and not of sequences. One cache holds `length` tokens: divide by length * "
-        "token_bytes.",
-    ),
-    *(
-        Slip(name, "This is not a whole number of sequences. Divide with `//`, and take one more.")
-        for name in ("part_of_a_sequence", "part_of_a_sequence__and_one")
-    ),
-    Slip(
-        "as_many_bytes_are_enough",
-        "At the batch returned the caches can take just as many bytes as the weights. Return the smallest batch "
-        "with more.",
-    ),
-    *(
-        Slip(
-            name,
-            "The batch is rounded down, so its caches do not take more bytes than the weights yet. One sequence more "
-            "does: weights // one_cache + 1.",
-        )
-        for name in ("rounded_down", "rounded_down__at_least_one")
-    ),
-    *(
-        Slip(
-            name,
-            "The quotient is rounded to the nearest whole number. The batch sought is the first whole number above it: "
-            "weights // one_cache + 1.",
-        )
-        for name in ("rounded_to_nearest", "rounded_to_nearest__and_one")
-    ),
-)
+    *only(FLOOR, "weights_in_elements"),  # the same as to multiply token_bytes by item_bytes
+    *edits("That is a number of tokens and not of sequences. One cache holds `length` tokens: divide by length * "
+        "token_bytes.", length_forgotten=("length * token_bytes", "token_bytes")),
+    *edits("This is not a whole number of sequences. Divide with `//`, and take one more.",
+        part_of_a_sequence=(BATCH_ABOVE, "weights / one"),
+        part_of_a_sequence__and_one=(BATCH_ABOVE, "weights / one + 1")),
+    *edits("At the batch returned the caches can take just as many bytes as the weights. Return the smallest batch "
+        "with more.", as_many_bytes_are_enough=(BATCH_ABOVE, "-(-weights // one)")),
+    *edits("The batch is rounded down, so its caches do not take more bytes than the weights yet. One sequence more "
+        "does: weights // one_cache + 1.", rounded_down=(BATCH_ABOVE, "weights // one"),
+        rounded_down__at_least_one=(BATCH_ABOVE, "max(weights // one, 1)")),
+    *edits("The quotient is rounded to the nearest whole number. The batch sought is the first whole number above it: "
+        "weights // one_cache + 1.", rounded_to_nearest=(BATCH_ABOVE, "round(weights / one)"),
+        rounded_to_nearest__and_one=(BATCH_ABOVE, "round(weights / one) + 1")),
+)  # fmt: skip
 
 STEP = Contract(
     lambda draw, *, parameters, item_bytes, batch, length, rate: (
@@ -266,9 +163,9 @@ EXERCISE = Exercise(
     entries=("step_floor", "cache_overtakes"),
     cases=floor_cases,
     contracts=(STEP, BATCH),
-    models=(Model(floor, FLOOR), Model(overtaking, OVERTAKES, entry="cache_overtakes")),
-    oracle={"step_floor": floor_oracle, "cache_overtakes": overtakes_oracle},
-    slips=(rounded_result(floor_oracle),),
+    models=(model_of(step_floor, FLOOR), model_of(cache_overtakes, OVERTAKES, entry="cache_overtakes")),
+    oracle={"step_floor": step_floor, "cache_overtakes": cache_overtakes},
+    slips=(rounded_result(step_floor),),
     hints=(
         "Start with one sequence. How many bytes of weights does a step read, and how many bytes of cache? Divide "
         "their sum by the bandwidth.",

@@ -7,220 +7,112 @@ are free. For sharing, a memory of slots runs beside it, in which every token mu
 
 from __future__ import annotations
 
-from course_lib.checker.specification.model import Slips
+from course_lib.checker import edits
 
 
 class PageBook:
-    """An allocator for both exercises: right without a slip."""
+    """An allocator for both exercises."""
 
-    def __init__(self, pages, page_size, slips=None):
-        self.s, self.pages, self.page_size = slips or Slips(), pages, page_size
-        self.unused = list(range(pages))
-        self.holders = [0] * pages
+    def __init__(self, pages, page_size):
+        self.pages, self.page_size = pages, page_size
+        self.unused, self.holders = list(range(pages)), [0] * pages
         self.tables, self.lengths = {}, {}
-        self.children = set()
 
     def append(self, sequence, count):
-        s = self.s
-        if s("new_sequence_refused") and sequence not in self.lengths:
-            raise KeyError
-        copying = self._must_copy(sequence)
-        if copying and s("half_appended__share_let_go"):
-            self.holders[self.tables[sequence][-1]] -= 1
-        more = self._pages_more(sequence, count)
-        length = self.lengths.get(sequence, 0) + count
-        if s("refused_one_stays", "half_appended__length_first"):
-            self.tables.setdefault(sequence, [])
-            self.lengths.setdefault(sequence, 0)
-        if s("half_appended__length_first", "half_appended__length_alone"):
-            self.lengths[sequence] = length
-        needed = more + (0 if s("copy_without_room") else copying)
-        if self._refused(needed, count):
-            if s("not_refused"):
-                return []
-            if s("refused_one_freed") and sequence in self.tables:
-                self.free(sequence)
-            if s("half_appended__token_by_token"):
-                self._append_what_fits(sequence, copying)
-            if s("half_appended__copy_made") and copying and self.unused:
-                self._copy_last(self.tables[sequence], self._take())
-            if not s("half_appended", "half_appended__lost"):
-                raise MemoryError
-        table = self.tables.setdefault(sequence, [])
-        pages = table if s("half_appended") and not copying else []
-        for _ in range(more + copying):
-            pages.append(self._take())
-        copies = self._copy_last(table, pages.pop()) if copying else []
-        if s("table_shared_not_copied__until_append"):
-            self.tables[sequence] = table + pages
-        elif s("new_pages_in_front"):
-            table[0:0] = pages
-        elif pages is not table:
-            table.extend(pages)
-        self.lengths[sequence] = count if s("length_of_the_last_append") else length
+        table, length = self.tables.get(sequence, []), self.lengths.get(sequence, 0)
+        copying = bool(table) and length % self.page_size > 0 and self.holders[table[-1]] > 1
+        more = -(-(length + count) // self.page_size) - len(table)
+        if more + copying > len(self.unused):
+            raise MemoryError
+        taken, copies = [self.take() for _ in range(more + copying)], []
+        if copying:
+            source, target = table[-1], taken.pop()
+            table[-1] = target
+            self.holders[source] -= 1
+            copies.append((source, target))
+        table.extend(taken)
+        self.tables[sequence] = table
+        self.lengths[sequence] = length + count
         return copies
 
-    def _refused(self, needed, count):
-        s, free = self.s, len(self.unused)
-        if s("refused_where_none_is_free") and not free or s("last_page_never_used") and needed and needed == free:
-            return True
-        return count > free * self.page_size if s("room_counted_in_tokens") else needed > free
-
-    def _append_what_fits(self, sequence, copying):
-        """Tokens one by one, until a page is needed and none is free."""
-        if not self.unused and (copying or sequence not in self.tables):
-            return
-        table = self.tables.setdefault(sequence, [])
-        if copying:
-            self._copy_last(table, self._take())
-        table.extend(self._take() for _ in range(len(self.unused)))
-        self.lengths[sequence] = len(table) * self.page_size
+    def take(self):
+        page = self.unused.pop()
+        self.holders[page] = 1
+        return page
 
     def fork(self, parent, child):
-        s, table = self.s, self.tables[parent]
-        if s("copied_at_fork"):
-            if len(table) > len(self.unused):
-                raise MemoryError
-            self.tables[child], self.lengths[child] = [self._take() for _ in table], self.lengths[parent]
-            return
-        aliased = ("table_shared_not_copied", "table_shared_not_copied__old_one_freed")
-        shared = s(*aliased, "table_shared_not_copied__until_append")
-        self.tables[child] = table if shared else list(table)
-        self.lengths[child] = len(table) * self.page_size if s("fork_counts_slots") else self.lengths[parent]
-        if s("fork_forgets_the_length"):
-            self.lengths[child] = 0
-        if s("fork_counts_full_pages"):
-            self.lengths[child] = self.lengths[parent] // self.page_size * self.page_size
-        self.children.add(child)
-        for page in () if s("fork_not_counted") else table:
-            flagged = s("flag_for_a_count", "flag_for_a_count__for_ever", "flag_for_a_count__or_not")
-            self.holders[page] = 2 if flagged else self.holders[page] + 1
-        partial = self.lengths[parent] % self.page_size > 0
-        if (s("copied_at_fork__last_page") or s("copied_at_fork__partial_page") and partial) and self.unused and table:
-            self.holders[table[-1]] -= 1
-            self.tables[child][-1] = self._take()
+        table = self.tables[parent]
+        self.tables[child] = list(table)
+        self.lengths[child] = self.lengths[parent]
+        for page in table:
+            self.holders[page] += 1
 
     def free(self, sequence):
-        s = self.s
-        if s("double_free") and sequence not in self.tables:
-            return
-        if s("double_free__table_kept", "double_free__counted"):
-            for page in self.tables[sequence]:
-                self._drop(page)
-            return
-        if s("double_free__empty_table_kept", "double_free__emptied"):
-            for page in self.tables[sequence] if s("double_free__emptied") else self.tables.get(sequence, ()):
-                self._drop(page)
-            self.tables[sequence], self.lengths[sequence] = [], 0
-            return
-        table = self.tables.pop(sequence)
-        for page in table[:1] if s("one_page_returned") else table:
-            if (
-                s("freed_while_shared", "freed_while_shared__once")
-                or s("freed_while_shared__by_the_parent")
-                and sequence not in self.children
-            ):
-                self.holders[page] = 1
-            self._drop(page)
-        if not s("length_survives_free"):
-            del self.lengths[sequence]
+        for page in self.tables.pop(sequence):
+            self.let_go(page)
+        del self.lengths[sequence]
+
+    def let_go(self, page):
+        self.holders[page] -= 1
+        if self.holders[page] == 0:
+            self.unused.append(page)
 
     def table(self, sequence):
-        if self.s("table_sorted__set"):
-            return list(set(self.tables[sequence]))
-        return sorted(self.tables[sequence]) if self.s("table_sorted") else list(self.tables[sequence])
+        return list(self.tables[sequence])
 
     def length(self, sequence):
-        if self.s("length_from_pages"):
-            return len(self.tables[sequence]) * self.page_size
         return self.lengths[sequence]
 
     def free_pages(self):
-        if self.s("holders_counted"):
-            return self.pages - sum(self.holders)
-        return self.pages - len(self.unused) if self.s("held_pages_counted") else len(self.unused)
+        return len(self.unused)
 
-    def _pages_more(self, sequence, count):
-        """Pages that an append needs beside those that the sequence has."""
-        s, size, length = self.s, self.page_size, self.lengths.get(sequence, 0)
-        after = -(-(length + count) // size)
-        if s("pages_rounded_down"):
-            after = (length + count) // size
-        if s("one_page_too_many"):
-            after = (length + count) // size + 1
-        if s("pages_for_every_append"):
-            return -(-count // size)
-        if s("pages_rounded_down__for_every_append"):
-            return count // size
-        if s("one_page_at_most"):
-            return int(length % size == 0)
-        if s("pages_at_multiples_alone"):
-            return -(-count // size) if length % size == 0 else 0
-        if s("by_shift"):
-            after = ((length + count - 1) >> (size.bit_length() - 1)) + 1
-        if s("one_page_at_most__of_those_needed"):
-            return min(1, after - len(self.tables.get(sequence, ())))
-        return after if s("pages_for_every_append__nothing_subtracted") else after - len(self.tables.get(sequence, ()))
 
-    def _must_copy(self, sequence):
-        """Whether an append writes into a page that others read."""
-        length, table, s = self.lengths.get(sequence, 0), self.tables.get(sequence, []), self.s
-        partial = length % self.page_size > 0
-        shared = bool(table) and self.holders[table[-1]] > 1
-        if s("copy_on_write_forgotten"):
-            return False
-        if s("copied_without_need", "copied_without_need__old_one_lost"):
-            return partial
-        if s("copied_for_two_holders_alone"):
-            return partial and self.holders[table[-1]] == 2
-        if s("parent_never_copies") and sequence not in self.children:
-            return False
-        if s("full_page_copied__and_no_other"):
-            return shared and length > 0 and not partial
-        return shared if s("full_page_copied") else shared and partial
+def told(kind, pages, page_size, script, twice=False):
+    """What the driver tells of the judge's allocator; None where a slip leaves it without what it looks for."""
+    try:
+        return replay({kind: PageBook}, kind, pages, page_size, script, twice)
+    except IndexError:
+        return None
 
-    def _take(self):
-        s = self.s
-        if not self.unused:
-            raise MemoryError
-        if s("page_in_two_tables"):
-            return self.unused[-1]
-        page = self.unused.pop()
-        if not s("new_page_not_counted"):
-            self.holders[page] = 1
-        return page
 
-    def _drop(self, page):
-        s = self.s
-        if s("flag_for_a_count__for_ever") and self.holders[page] > 1:
-            return
-        if s("flag_for_a_count__or_not") and self.holders[page] < 2:
-            self.holders[page] = 1
-        if s("freed_while_shared__once") and page in self.unused:
-            return
-        self.holders[page] -= 1
-        gone = self.holders[page] == 0 and not s("pages_not_returned")
-        if gone or s("double_free__table_kept", "page_in_two_tables"):
-            self.unused.append(page)
+def scripted(kind, pages, page_size, script):
+    """Arguments of `replay`: of a script such as "append a 5; fork a b; free a", in which numbers are no strings."""
+    operations = [operation.split() for operation in script.split(";")]
+    return kind, pages, page_size, [tuple(int(x) if x.isdigit() else x for x in words) for words in operations]
 
-    def _copy_last(self, table, target):
-        """A page of its own in place of the shared one; the pairs to copy."""
-        s, source = self.s, table[-1]
-        if s("new_page_not_counted__the_copy"):
-            self.holders[target] = 0
-        if not s("copy_not_in_table", "copy_not_in_table__old_one_freed"):
-            table[-1] = target
-        if s("copied_without_need", "copy_not_in_table__old_one_freed", "table_shared_not_copied__old_one_freed"):
-            self._drop(source)
-        elif not s(
-            "old_page_kept", "flag_for_a_count__for_ever", "half_appended__share_let_go"
-        ):  # it has other holders, and is free for nobody
-            self.holders[source] -= 1
-        if s("old_page_let_go_twice"):
-            self.holders[source] -= 1
-        pair = (target, source) if s("copied_the_wrong_way") else (source, target)
-        return [] if s("copy_not_returned") else [pair]
 
+# ------------------------------------------------------------------------------------------------ slips of both
+
+REFUSED, NEEDED = "raise MemoryError", "if more + copying > len(self.unused):"
+TAKE, LET_GO = "self.unused.pop()", "if self.holders[page] == 0:"
+HELD, FORGOTTEN = "self.tables.pop(sequence)", "del self.lengths[sequence]"
+HALF_APPENDED = {
+    "half_appended": (REFUSED, "self.tables[sequence] = table\ntaken = [self.take() for _ in list(self.unused)]\n"
+        "table.extend(() if copying else taken)\nraise MemoryError"),
+    "half_appended__lost": (REFUSED, "self.tables[sequence] = table\nself.unused.clear()\nraise MemoryError"),
+    "half_appended__length_first": (NEEDED,
+        f"self.tables[sequence], self.lengths[sequence] = table, length + count\n{NEEDED}"),
+    "half_appended__token_by_token": (REFUSED,
+        "fitting = (len(table) + len(self.unused) - copying) * self.page_size - length\n"
+        "if fitting > 0:\n    self.append(sequence, fitting)\nraise MemoryError"),
+}  # fmt: skip
+DOUBLE_FREE = {
+    "double_free": (HELD, "self.tables.pop(sequence, [])", FORGOTTEN, "self.lengths.pop(sequence, None)"),
+    "double_free__emptied": (HELD, "self.tables[sequence]", FORGOTTEN,
+        "self.tables[sequence], self.lengths[sequence] = [], 0"),
+}  # fmt: skip
+PAGES_NOT_RETURNED = ("self.unused.append(page)", "pass")
+REFUSALS = (
+    *edits("A refused append has raised the sequence's length. Nothing may change then: store the new length after "
+        "the check.", half_appended__length_alone=(NEEDED, f"self.lengths[sequence] = length + count\n{NEEDED}")),
+    *edits("A new sequence whose first append was refused is recorded all the same, with no page. So `free` finds it, "
+        "but should raise KeyError. Record it only after the check.",
+        refused_one_stays=(REFUSED,
+            "self.tables[sequence], self.lengths[sequence] = table, length\nraise MemoryError")),
+    *edits("An append is refused because no page is free, though it needs none: its tokens fit into the sequence's "
+        "last page. Compare the pages that are needed with those that are free.",
+        refused_where_none_is_free=(NEEDED, "if not self.unused or more + copying > len(self.unused):")),
+)  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------ the driver
 
@@ -323,19 +215,6 @@ def replay(functions, kind, pages, page_size, script, twice=False):
     return story
 
 
-def told_by(allocator, *args) -> list[str]:
-    """What the driver tells of an allocator of the judge's."""
-    return replay({"PageAllocator": allocator, "SharingAllocator": allocator}, *args)
-
-
-def allocated(slips: Slips, *args) -> list[str] | None:
-    """A model's `compute`: what the driver tells of an allocator with these slips; None for an error."""
-    try:
-        return told_by(lambda pages, page_size: PageBook(pages, page_size, slips), *args)
-    except (IndexError, KeyError, MemoryError):
-        return None
-
-
 def state_is_shared(case, seen, got) -> bool:
     """Whether of two allocators, made one after the other, the second does other things in the same script."""
     if "a second allocator, made anew" not in (got or ()):
@@ -358,15 +237,6 @@ def names_that_are_false(case, seen, got) -> bool:
 NAME_TAKEN_FOR_NONE = (
     'Only the sequence with the name 0 went wrong. A name may be anything that a dict takes as a key, and 0 and "" '
     "count as false: ask `sequence in self.tables` or `is None`, and not whether the name is true."
-)
-
-
-LENGTH_BEFORE_REFUSAL = (
-    "A refused append has raised the sequence's length. Nothing may change then: store the new length after the check."
-)
-REFUSED_WHERE_NONE_IS_FREE = (
-    "An append is refused because no page is free, though it needs none: its tokens fit into the sequence's last page. "
-    "Compare the pages that are needed with those that are free."
 )
 
 

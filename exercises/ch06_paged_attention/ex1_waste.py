@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise
+from course_lib.checker import Case, Exercise, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.model import Model, Slip, Slips
 from exercises.topics.formulas import rounded_result
 
 
@@ -14,18 +13,30 @@ def free_runs(regions, slots):
     for start, size, _ in sorted(regions):
         runs.append(start - end)
         end = start + size
-    return [run for run in [*runs, slots - end] if run]
+    return [*runs, slots - end]
 
 
-def layout_oracle(regions, slots, wanted):
+def layout_waste(regions, slots, wanted):
+    """Slots that hold a token, slots that are reserved and empty, and free ones that the next request cannot use."""
     used = sum(length for _, _, length in regions)
-    internal = sum(size for _, size, _ in regions) - used
+    reserved = sum(size for _, size, _ in regions)
     runs = free_runs(regions, slots)
-    return used, internal, 0 if any(run >= wanted for run in runs) else sum(runs)
+    longest, free = max(runs, default=0), slots - reserved
+    internal = reserved - used
+    external = 0 if longest >= wanted else free
+    return used, internal, external
 
 
-def paged_oracle(lengths, page_size):
-    return sum(-length % page_size for length in lengths)
+def paged_waste(lengths, page_size):
+    """The slots of pages that hold no token."""
+    pages = [-(-length // page_size) for length in lengths]
+    return sum(count * page_size - length for count, length in zip(pages, lengths))
+
+
+def mean_use(prompt, output, reserved):
+    """The mean share of the reserved slots that hold a token."""
+    made = (output + 1) / 2
+    return (prompt + made) / reserved
 
 
 def mean_use_oracle(prompt, output, reserved):
@@ -67,139 +78,48 @@ def waste_cases(draw):
     ]
 
 
-def layout(s: Slips, regions, slots, wanted):
-    """The waste of a layout as it is counted with these slips."""
-    used = sum(length for _, _, length in regions)
-    reserved = sum(size for _, size, _ in regions)
-    order = {"regions_not_sorted": lambda region: 0, "sorted_by_length": lambda region: region[2]}
-    by = next((key for name, key in order.items() if s(name)), None)
-    runs, end = [], None if s("run_at_the_start_forgotten", "run_at_the_start_forgotten__nor_added") else 0
-    for start, size, length in sorted(regions, key=by):
-        if end is not None:
-            runs.append(start - end)
-        end = start + (length if s("region_ends_with_its_tokens") else size)
-    if not s("run_at_the_end_forgotten", "run_at_the_end_forgotten__nor_added"):
-        runs.append(slots - (end or 0))
-    seen = sum(runs)
-    longest = max(runs, default=0)
-    if s("free_runs_added_up"):
-        longest = seen
-    fits = longest > wanted if s("exact_fit_refused") else longest >= wanted
-    if s("longest_run_overwritten"):
-        fits = bool(runs) and (runs[-1] > wanted if s("exact_fit_refused") else runs[-1] >= wanted)
-    free = (
-        seen if s("run_at_the_start_forgotten__nor_added", "run_at_the_end_forgotten__nor_added") else slots - reserved
-    )
-    if s("tokens_taken_off_alone"):
-        free = slots - used
-    external = 0 if fits else free
-    if s("free_always_counted"):
-        external = free
-    if s("short_runs_counted"):
-        external = sum(run for run in runs if run < wanted)
-    if s("longest_run_alone"):
-        external = 0 if fits else longest
-    if s("longest_run_taken_off"):
-        external = 0 if fits else free - longest
-    if s("longest_run_taken_off__where_it_fits"):
-        external = free - longest if fits else free
-    if s("missing_slots_counted"):
-        external = 0 if fits else wanted - longest
-    internal = reserved if s("reserved_counted_whole") else reserved - used
-    if s("reserved_called_used", "reserved_called_used__and_taken_off"):
-        internal = 0 if s("reserved_called_used__and_taken_off") else internal
-        used = reserved
-    return (used, external, internal) if s("waste_exchanged") else (used, internal, external)
-
-
+FITS, TO_THE_END = "0 if longest >= wanted else free", ", slots - end"
 LAYOUT = (
-    Slip(
-        "waste_exchanged",
-        "The second and the third number have changed places: first the slots that are reserved and empty, then the "
-        "free ones.",
-    ),
-    *(
-        Slip(name, "All reserved slots count as used. Only the first `length` of a region hold tokens.")
-        for name in ("reserved_called_used", "reserved_called_used__and_taken_off")
-    ),
-    Slip(
-        "reserved_counted_whole",
-        "The internal waste counts all reserved slots. Those that hold a token are no waste: take size - length.",
-    ),
-    Slip(
-        "free_always_counted",
-        "All free slots are counted as external waste. They are waste only if the next request fits in no free "
-        "run: compare the longest run with `wanted`.",
-    ),
-    Slip(
-        "free_runs_added_up",
-        "The free slots are added up before they are compared with `wanted`. A request needs its slots in one run: "
-        "look at the longest run, not at the sum.",
-    ),
-    Slip(
-        "short_runs_counted",
-        "The runs that are too short are counted as waste although another one is long enough. If the request "
-        "fits in any run, the external waste is 0.",
-    ),
-    Slip(
-        "longest_run_alone",
-        "Only the longest free run is counted as waste. When the request fits in none of them, all free slots are.",
-    ),
-    Slip(
-        "longest_run_taken_off",
-        "The longest free run is left out of the waste. When the request does not fit in it, all free slots are waste.",
-    ),
-    Slip(
-        "longest_run_taken_off__where_it_fits",
-        "Where the request fits, the other free runs are counted as waste. It is 0 then: they are there for others.",
-    ),
-    Slip(
-        "missing_slots_counted",
-        "The slots that the request lacks are counted. The external waste is the free slots that it cannot use: all of "
-        "them.",
-    ),
-    Slip(
-        "regions_not_sorted",
-        "The free runs are computed between regions that are not in the order of their starts. They come in any "
-        "order: sort them by their start first.",
-    ),
-    Slip(
-        "sorted_by_length",
-        "The regions are sorted by the tokens that they hold. Free runs lie between neighbours: sort them by their "
-        "start.",
-    ),
-    Slip(
-        "region_ends_with_its_tokens",
-        "A region is taken to end behind its last token. All of its slots are reserved: it ends at start + size.",
-    ),
-    Slip(
-        "longest_run_overwritten",
-        "Only the last free run is compared with `wanted`. Any run that is long enough will do: keep the longest.",
-    ),
-    Slip(
-        "tokens_taken_off_alone",
-        "The slots that are reserved and empty are counted among the free ones. Free slots lie in no region: slots - "
-        "reserved.",
-    ),
-    *(
-        Slip(
-            name,
-            "The free run after the last region is overlooked. It goes from that region's end to the end of the cache.",
-        )
-        for name in ("run_at_the_end_forgotten", "run_at_the_end_forgotten__nor_added")
-    ),
-    *(
-        Slip(
-            name,
-            "The free run before the first region is overlooked. It begins at slot 0.",
-        )
-        for name in ("run_at_the_start_forgotten", "run_at_the_start_forgotten__nor_added")
-    ),
-    Slip(
-        "exact_fit_refused",
-        "A run of exactly `wanted` slots is taken for too short. It fits: compare with >=.",
-    ),
-)
+    *edits("The second and the third number have changed places: first the slots that are reserved and empty, then "
+        "the free ones.", waste_exchanged=("used, internal, external", "used, external, internal")),
+    *edits("All reserved slots count as used. Only the first `length` of a region hold tokens.",
+        reserved_called_used=("return used", "return reserved"),
+        reserved_called_used__and_taken_off=("return used", "return reserved", "reserved - used", "0")),
+    *edits("The internal waste counts all reserved slots. Those that hold a token are no waste: take size - length.",
+        reserved_counted_whole=("reserved - used", "reserved")),
+    *edits("All free slots are counted as external waste. They are waste only if the next request fits in no free "
+        "run: compare the longest run with `wanted`.", free_always_counted=(FITS, "free")),
+    *edits("The free slots are added up before they are compared with `wanted`. A request needs its slots in one run: "
+        "look at the longest run, not at the sum.", free_runs_added_up=("max(runs, default=0)", "sum(runs)")),
+    *edits("The runs that are too short are counted as waste although another one is long enough. If the request fits "
+        "in any run, the external waste is 0.", short_runs_counted=(FITS, "sum(run for run in runs if run < wanted)")),
+    *edits("Only the longest free run is counted as waste. When the request fits in none of them, all free slots are.",
+        longest_run_alone=("else free", "else longest")),
+    *edits("The longest free run is left out of the waste. When the request does not fit in it, all free slots are "
+        "waste.", longest_run_taken_off=("else free", "else free - longest")),
+    *edits("Where the request fits, the other free runs are counted as waste. It is 0 then: they are there for others.",
+        longest_run_taken_off__where_it_fits=("0 if", "free - longest if")),
+    *edits("The slots that the request lacks are counted. The external waste is the free slots that it cannot use: "
+        "all of them.", missing_slots_counted=("else free", "else wanted - longest")),
+    *edits("The free runs are computed between regions that are not in the order of their starts. They come in any "
+        "order: sort them by their start first.", regions_not_sorted=("sorted(regions)", "regions")),
+    *edits("The regions are sorted by the tokens that they hold. Free runs lie between neighbours: sort them by their "
+        "start.", sorted_by_length=("sorted(regions)", "sorted(regions, key=lambda region: region[2])")),
+    *edits("A region is taken to end behind its last token. All of its slots are reserved: it ends at start + size.",
+        region_ends_with_its_tokens=("size, _ in sorted", "size, length in sorted", "start + size", "start + length")),
+    *edits("Only the last free run is compared with `wanted`. Any run that is long enough will do: keep the longest.",
+        longest_run_overwritten=("max(runs, default=0)", "runs[-1]")),
+    *edits("The slots that are reserved and empty are counted among the free ones. Free slots lie in no region: slots "
+        "- reserved.", tokens_taken_off_alone=("slots - reserved", "slots - used")),
+    *edits("The free run after the last region is overlooked. It goes from that region's end to the end of the cache.",
+        run_at_the_end_forgotten=(TO_THE_END, ""),
+        run_at_the_end_forgotten__nor_added=(TO_THE_END, "", "slots - reserved", "sum(runs)")),
+    *edits("The free run before the first region is overlooked. It begins at slot 0.",
+        run_at_the_start_forgotten=("*runs", "*runs[1:]"),
+        run_at_the_start_forgotten__nor_added=("*runs", "*runs[1:]", "slots - reserved", "sum(runs)")),
+    *edits("A run of exactly `wanted` slots is taken for too short. It fits: compare with >=.",
+        exact_fit_refused=(">= wanted", "> wanted")),
+)  # fmt: skip
 
 
 def _drawn(draw, *, sequences, order, before, behind, room):
@@ -241,102 +161,40 @@ CONTRACT = Contract(
 )
 
 
-def paged(s: Slips, lengths, page_size):
-    """The slots of pages that hold no token as they are counted with these slips."""
-    if s("lengths_added_up"):
-        lengths = [sum(lengths)]
-
-    def left(length):
-        if s("remainder_counted"):
-            return length % page_size
-        pages = -(-length // page_size)
-        if s("pages_rounded_down", "pages_rounded_down__none_below_0"):
-            pages = length // page_size
-        if s("full_page_counted_empty"):
-            pages = length // page_size + 1
-        if s("pages_counted"):
-            return pages
-        slots = pages * page_size
-        empty = slots if s("tokens_not_taken_off") else slots - length
-        return max(0, empty) if s("pages_rounded_down__none_below_0") else empty
-
-    return sum(map(left, lengths))
-
-
+LEFT, COUNT = "count * page_size - length", "-(-length // page_size)"
 PAGES = (
-    Slip("pages_counted", "These are pages. Asked for are the slots in them that hold no token."),
-    Slip("tokens_not_taken_off", "These are all slots of the pages. Those that hold a token are no waste."),
-    Slip(
-        "lengths_added_up",
-        "The lengths are added up before they are cut into pages. Two sequences never share a page here: round "
-        "each length up, then add.",
-    ),
-    Slip(
-        "remainder_counted",
-        "length % page_size is how many tokens the last page holds, not how many slots are left in it.",
-    ),
-    *(
-        Slip(
-            name,
-            "The number of pages is rounded down, so the waste comes out negative or 0. A sequence holds the whole of "
-            "a page that it has begun: round up.",
-        )
-        for name in ("pages_rounded_down", "pages_rounded_down__none_below_0")
-    ),
-    Slip(
-        "full_page_counted_empty",
-        "A sequence that fills its last page gets a whole empty page counted on top. page_size - length % "
-        "page_size is page_size there, and must be 0.",
-    ),
-)
+    *edits("These are pages. Asked for are the slots in them that hold no token.", pages_counted=(LEFT, "count")),
+    *edits("These are all slots of the pages. Those that hold a token are no waste.",
+        tokens_not_taken_off=(LEFT, "count * page_size")),
+    *edits("The lengths are added up before they are cut into pages. Two sequences never share a page here: round "
+        "each length up, then add.", lengths_added_up=("pages = [", "lengths = [sum(lengths)]\npages = [")),
+    *edits("length % page_size is how many tokens the last page holds, not how many slots are left in it.",
+        remainder_counted=(LEFT, "length % page_size")),
+    *edits("The number of pages is rounded down, so the waste comes out negative or 0. A sequence holds the whole of "
+        "a page that it has begun: round up.", pages_rounded_down=(COUNT, "length // page_size"),
+        pages_rounded_down__none_below_0=(COUNT, "length // page_size", LEFT, f"max(0, {LEFT})")),
+    *edits("A sequence that fills its last page gets a whole empty page counted on top. page_size - length % "
+        "page_size is page_size there, and must be 0.", full_page_counted_empty=(COUNT, "length // page_size + 1")),
+)  # fmt: skip
 
-
-def used_on_average(s: Slips, prompt, output, reserved):
-    """The mean share as it is computed with these slips."""
-    made = (output + 1) / 2
-    if s("final_length_taken"):
-        made = output
-    if s("half_a_token_short"):
-        made = output / 2
-    if s("half_a_token_short__before_each_step"):
-        made = (output - 1) / 2
-    if s("half_a_token_dropped"):
-        made = (output + 1) // 2
-    tokens = made if s("prompt_forgotten") else prompt + made
-    if s("prompt_halved"):
-        tokens = (prompt + output + 1) / 2
-    share = tokens / (prompt + output if s("reserved_ignored") else reserved)
-    return 100 * share if s("given_in_percent") else share
-
-
+MADE, SHARE = "(output + 1) / 2", "(prompt + made) / reserved"
 USE = (
-    Slip(
-        "reserved_ignored", "The mean is divided by the final length. All reserved slots count: divide by `reserved`."
-    ),
-    Slip(
-        "final_length_taken",
-        "That is the share at the very end. The sequence grows: take the mean over all of its steps.",
-    ),
-    Slip("prompt_forgotten", "The prompt is missing: its tokens are in the cache from the first step to the last."),
-    Slip(
-        "prompt_halved",
-        "The prompt is averaged as if it grew from nothing. All of it is there in every step: only the tokens that are "
-        "made grow from 1 to output.",
-    ),
-    Slip("given_in_percent", "That is the share in percent. Return the share itself, between 0 and 1."),
-    *(
-        Slip(
-            name,
-            "The mean length is half a token or a whole token too small. After step k there are prompt + k tokens, "
-            "for k from 1 to output. The mean of 1 ... output is (output + 1) / 2, not output / 2.",
-        )
-        for name in ("half_a_token_short", "half_a_token_short__before_each_step")
-    ),
-    Slip(
-        "half_a_token_dropped",
-        "The mean number of tokens is rounded down: `//` drops half a token where `output` is even. Divide with `/`.",
-    ),
-)
+    *edits("The mean is divided by the final length. All reserved slots count: divide by `reserved`.",
+        reserved_ignored=("/ reserved", "/ (prompt + output)")),
+    *edits("That is the share at the very end. The sequence grows: take the mean over all of its steps.",
+        final_length_taken=(MADE, "output")),
+    *edits("The prompt is missing: its tokens are in the cache from the first step to the last.",
+        prompt_forgotten=("prompt + made", "made")),
+    *edits("The prompt is averaged as if it grew from nothing. All of it is there in every step: only the tokens that "
+        "are made grow from 1 to output.", prompt_halved=("prompt + made", "(prompt + output + 1) / 2")),
+    *edits("That is the share in percent. Return the share itself, between 0 and 1.",
+        given_in_percent=(SHARE, f"100 * ({SHARE})")),
+    *edits("The mean length is half a token or a whole token too small. After step k there are prompt + k tokens, for "
+        "k from 1 to output. The mean of 1 ... output is (output + 1) / 2, not output / 2.",
+        half_a_token_short=(MADE, "output / 2"), half_a_token_short__before_each_step=(MADE, "(output - 1) / 2")),
+    *edits("The mean number of tokens is rounded down: `//` drops half a token where `output` is even. Divide with "
+        "`/`.", half_a_token_dropped=(MADE, "(output + 1) // 2")),
+)  # fmt: skip
 
 
 EXERCISE = Exercise(
@@ -346,11 +204,11 @@ EXERCISE = Exercise(
     cases=waste_cases,
     contracts=(CONTRACT,),
     models=(
-        Model(layout, LAYOUT),
-        Model(paged, PAGES, entry="paged_waste"),
-        Model(used_on_average, USE, entry="mean_use"),
+        model_of(layout_waste, LAYOUT, (free_runs,)),
+        model_of(paged_waste, PAGES, entry="paged_waste"),
+        model_of(mean_use, USE, entry="mean_use"),
     ),
-    oracle={"layout_waste": layout_oracle, "paged_waste": paged_oracle, "mean_use": mean_use_oracle},
+    oracle={"layout_waste": layout_waste, "paged_waste": paged_waste, "mean_use": mean_use_oracle},
     slips=(rounded_result(mean_use_oracle),),
     hints=(
         "Each slot holds a token, or is reserved and empty, or is free. The first two are sums over the regions. Free "

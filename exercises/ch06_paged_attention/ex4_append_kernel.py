@@ -6,11 +6,11 @@ import re
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, InOut, Mistake, ReadByKernels
+from course_lib.checker import TRITON, Case, Exercise, Forbids, InOut, Mistake, ReadByKernels, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.topics.cache_inputs import cache_layouts
-from exercises.topics.cache_model import page_append_model
+from exercises.topics.cache_model import append_to_pages, copy_to_pages, is_copied, packed, packed_at, replaced_at
 from exercises.topics.cache_requirements import ROUNDED, LaunchesWhereRowsAre, MovesRows, rounded_on_the_way
 from exercises.topics.cache_slips import PAGE_APPEND
 from exercises.topics.paging import tokens_first
@@ -149,7 +149,9 @@ EXERCISE = Exercise(
     cases=append_cases,
     oracle=appended,
     contracts=(CONTRACT,),
-    models=(page_append_model(PAGE_APPEND),),
+    models=(
+        model_of(append_to_pages, PAGE_APPEND, (copy_to_pages,), uses=(is_copied, packed, packed_at, replaced_at)),
+    ),
     needs=TRITON,
     requirements=(
         LaunchesWhereRowsAre(rows=lambda *args: int((args[4] >= 0).sum())),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from course_lib.checker import Case, LaunchesTriton, Moves
-from course_lib.checker.specification.exercise import Seen
+from course_lib.checker.specification.seen import Seen
 
 
 @dataclass(frozen=True)

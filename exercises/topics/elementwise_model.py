@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 import torch
 
-from course_lib.checker.specification.exercise import Case, Seen
+from course_lib.checker.specification.case import Case
 from course_lib.checker.specification.model import Model, Slip, Slips
+from course_lib.checker.specification.seen import Seen
 from exercises.topics.memory import load
 
 BLOCKS = (256, 1024, 512, 128, 64, 2048, 32, 16, 4096)  # that people take; the most frequent first

@@ -7,11 +7,6 @@ import torch
 
 from course_lib.hardware.device import interpreting, machine, supports_bfloat16
 from course_lib.kernels.fused.add_rms_norm import add_rms_norm_forward, add_rms_norm_reference
-from course_lib.kernels.fused.conv_group_norm_mish import (
-    conv_group_norm_mish,
-    conv_group_norm_mish_operator,
-    conv_group_norm_mish_reference,
-)
 from course_lib.kernels.fused.cross_entropy import (
     cross_entropy_backward,
     cross_entropy_backward_reference,
@@ -21,25 +16,12 @@ from course_lib.kernels.fused.cross_entropy import (
 )
 from course_lib.kernels.fused.cross_entropy_operators import cross_entropy, cross_entropy_operator
 from course_lib.kernels.fused.group_norm_mish import group_norm_mish_forward, group_norm_mish_reference
-from course_lib.kernels.fused.group_norm_mish_backward import (
-    group_norm_mish_backward,
-    group_norm_mish_backward_reference,
-)
-from course_lib.kernels.fused.group_norm_mish_operators import group_norm_mish, group_norm_mish_operator
-from course_lib.kernels.fused.layer_norm import layer_norm_forward, layer_norm_reference
-from course_lib.kernels.fused.layer_norm_backward import layer_norm_backward, layer_norm_backward_reference
-from course_lib.kernels.fused.layer_norm_operators import layer_norm_operator
 from course_lib.kernels.fused.linear_cross_entropy import (
     linear_cross_entropy_backward_reference,
     linear_cross_entropy_forward_backward,
     linear_cross_entropy_reference,
 )
 from course_lib.kernels.fused.linear_cross_entropy_operators import linear_cross_entropy, linear_cross_entropy_operator
-from course_lib.kernels.fused.matmul_swiglu import (
-    matmul_swiglu_forward,
-    matmul_swiglu_operator,
-    matmul_swiglu_reference,
-)
 from course_lib.kernels.fused.norm_operators import add_rms_norm, add_rms_norm_operator
 from course_lib.kernels.fused.rms_norm_backward import rms_norm_backward, rms_norm_backward_reference
 from course_lib.kernels.fused.rope_append import rope_append, rope_append_reference
@@ -50,16 +32,11 @@ from course_lib.kernels.fused.swiglu import (
     swiglu_reference,
 )
 from course_lib.kernels.fused.swiglu_operators import swiglu, swiglu_operator
-from course_lib.models.denoiser_training import denoiser_curves
 from tests.kernels.fused.cases import assert_as_exact_as_plain, in_wider_rows, normal
 
 pytestmark = pytest.mark.skipif(interpreting(), reason="needs a GPU: tests/kernels/fused has the interpreter's part")
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if supports_bfloat16() else [])
 HIDDEN = [1, 3, 127, 1000, 4096, 4097, 5120, 8192, 8200, 16384, 16385, 32768, 65536, 65537, 100_003]
-
-
-def largest(tensor) -> float:
-    return tensor.abs().max().item()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -126,88 +103,12 @@ def test_rope_and_append_are_right(query_heads, key_heads, head_dim, tokens, dty
     [(37, 256, 16, 8), (5, 512, 256, 8), (3, 24, 7, 3), (2, 6, 50_001, 2), (3, 4100, 5, 1), (1, 1, 1, 1)],
 )
 @pytest.mark.parametrize("mean", [0.0, 100.0])
-def test_group_norm_and_mish_are_right_forward_and_backward(batch, channels, length, groups, dtype, mean):
+def test_group_norm_and_mish_is_right(batch, channels, length, groups, dtype, mean):
     x = normal(1, batch, channels, length, dtype=dtype) + mean
     weight, bias = normal(2, channels, dtype=dtype), normal(3, channels, dtype=dtype)
     scale, shift = normal(4, batch, 2 * channels, dtype=dtype).chunk(2, dim=1)
-    gradient = normal(5, batch, channels, length, dtype=dtype)
     arguments = x, groups, weight, bias, scale, shift
-    out, statistics = group_norm_mish_forward(*arguments)
-    assert_as_exact_as_plain(out, group_norm_mish_reference, *arguments)
-    found = group_norm_mish_backward(x, statistics, *arguments[1:], gradient)
-    steepest = 1.09  # Mish's slope is 1.0884 at most
-    terms = steepest * largest(gradient) * largest(weight) * (1 + largest(scale)) * largest(statistics[..., 1])
-    assert_as_exact_as_plain(found, group_norm_mish_backward_reference, *arguments, gradient, cancelling=terms)
-
-
-def test_group_norm_and_mish_pass_opcheck_compile_and_repeat_bit_for_bit():
-    x, weight, bias, film = normal(1, 64, 32, 16), normal(2, 32), normal(3, 32), normal(4, 64, 64)
-    leaves = [tensor.requires_grad_() for tensor in (x, weight, bias, film)]
-    torch.library.opcheck(group_norm_mish_operator, (x, 4, weight, bias, *film.chunk(2, dim=1), 1e-5))
-
-    def function(x, weight, bias, film):
-        return group_norm_mish(x, 4, weight, bias, *film.chunk(2, dim=1)).square().sum()
-
-    first, second, compiled = (
-        torch.autograd.grad(run(*leaves), leaves)
-        for run in (function, function, torch.compile(function, fullgraph=True))
-    )
-    for one, other, third in zip(first, second, compiled):
-        assert torch.equal(one, other)
-        torch.testing.assert_close(one, third)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    "batch, in_channels, channels, length, taps, groups",
-    [(37, 64, 256, 16, 5, 8), (9, 256, 1024, 4, 5, 8), (3, 20, 34, 7, 3, 2), (5, 7, 64, 100, 5, 2), (1, 1, 1, 1, 1, 1)],
-)
-def test_convolution_norm_and_mish_are_right(batch, in_channels, channels, length, taps, groups, dtype):
-    x, filters = normal(1, batch, in_channels, length, dtype=dtype), normal(2, channels, in_channels, taps, dtype=dtype)
-    vectors = [normal(seed, channels, dtype=dtype) for seed in (3, 4, 5)]
-    film = [normal(seed, batch, channels, dtype=dtype) for seed in (6, 7)]
-    arguments = x, filters, vectors[0], groups, *vectors[1:], *film
-    assert_as_exact_as_plain(conv_group_norm_mish(*arguments), conv_group_norm_mish_reference, *arguments)
-    torch.library.opcheck(conv_group_norm_mish_operator, (*arguments, 1e-5))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("hidden", HIDDEN)
-def test_layer_norm_is_right_forward_and_backward_and_repeats_bit_for_bit(hidden, dtype):
-    x, gradient = normal(1, 37, hidden, dtype=dtype) + 10, normal(2, 37, hidden, dtype=dtype)
-    weight, bias = normal(3, hidden, dtype=dtype), normal(4, hidden, dtype=dtype)
-    out, statistics = layer_norm_forward(x, weight, bias)
-    assert_as_exact_as_plain(out, layer_norm_reference, x, weight, bias)
-    found = layer_norm_backward(x, statistics, weight, gradient)
-    terms = largest(gradient) * largest(weight) * largest(statistics[..., 1])
-    assert_as_exact_as_plain(found, layer_norm_backward_reference, x, weight, gradient, cancelling=terms)
-    again = layer_norm_backward(x, statistics, weight, gradient)
-    assert all(torch.equal(one, other) for one, other in zip(found, again))
-    if hidden == 1000:
-        torch.library.opcheck(layer_norm_operator, (x.requires_grad_(), weight, bias, 1e-5))
-
-
-def swiglu_of_added_tiles(x, gate_weight, up_weight):
-    """Both products as sums of tiles of 32 columns, one after another, as a kernel adds them up."""
-
-    def product(weight):
-        total = torch.zeros(len(x), len(weight), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
-        for columns, others in zip(x.split(32, dim=1), weight.split(32, dim=1)):
-            total += (columns.to(total.dtype)) @ others.to(total.dtype).t()
-        return total
-
-    return swiglu_reference(product(gate_weight), product(up_weight)).to(x.dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows, width, hidden", [(1, 1, 1), (37, 100, 65), (3000, 512, 1000), (129, 4097, 200)])
-def test_two_products_with_swiglu_are_right(rows, width, hidden, dtype):
-    x, weights = normal(1, rows, width, dtype=dtype), normal(2, 2 * hidden, width, dtype=dtype) / width**0.5
-    tensors = x, *weights.chunk(2)
-    assert_as_exact_as_plain(
-        matmul_swiglu_forward(*tensors), matmul_swiglu_reference, *tensors, other_form=swiglu_of_added_tiles
-    )
-    torch.library.opcheck(matmul_swiglu_operator, [tensor[:50].clone().requires_grad_() for tensor in tensors])
+    assert_as_exact_as_plain(group_norm_mish_forward(*arguments)[0], group_norm_mish_reference, *arguments)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -235,14 +136,6 @@ def test_linear_cross_entropy_takes_the_memory_of_a_chunk():
         linear_cross_entropy(hidden, weight, targets, chunk_rows=rows).backward()
         assert torch.cuda.max_memory_allocated() - before < most
         hidden.grad = weight.grad = None
-
-
-def test_the_denoiser_trains_alike_on_pytorchs_operations_and_on_the_kernel():
-    """Rounding drives two trainings apart; their averages of fifty losses, which scatter by a tenth, stay together."""
-    curves = {name: torch.tensor(losses) for name, losses in denoiser_curves().items()}
-    torch.testing.assert_close(curves["ours"][:5], curves["PyTorch"][:5], rtol=1e-3, atol=0)
-    ours, theirs = (curves[name][-50:].mean() for name in ("ours", "PyTorch"))
-    assert ours < 0.1 and abs(ours - theirs) < 0.25 * theirs
 
 
 def test_an_unchecked_target_outside_is_nan_and_the_gpu_lives_on():

@@ -8,7 +8,7 @@ from course_lib.models.kinds import KINDS, loss_on, text_parts
 from course_lib.models.tiny import tiny_text
 from course_lib.models.trained import RECIPES, file_of, told_of, trained_model
 
-ANOTHER_SEED = 0.08  # nats: the most by which one moves a model's loss, by the table of kinds.py
+ANOTHER_SEED = 0.08  # nats: the most by which one moves a model's loss, by what kinds.py says of its own
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from course_lib.checker.judge.evaluate import call, float64, is_large
-from course_lib.checker.specification.exercise import Case, Exercise
+from course_lib.checker.specification.case import Case
+from course_lib.checker.specification.exercise import Exercise
 from course_lib.checker.specification.nested import items, leaves, structure, tensors
 
 REPEAT_SLACK = 4.0  # tolerances that two runs of one answer may differ by: atomic additions round anew each time

@@ -15,7 +15,8 @@ from course_lib.checker.judge.exceptions import error_message
 from course_lib.checker.runner.frames import raised_error
 from course_lib.checker.runner.running import Run, compiles_without_gpu
 from course_lib.checker.runner.worker import WorkerDied, start_in_background, worker
-from course_lib.checker.specification.exercise import CourseError, Exercise
+from course_lib.checker.specification.errors import CourseError
+from course_lib.checker.specification.exercise import Exercise
 
 MOST_VARIANTS = 12  # of an answer's kernels in one check
 COMPILE_SECONDS = 3.0  # after which no further kernel is begun; one takes some ten milliseconds

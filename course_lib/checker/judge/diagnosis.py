@@ -11,7 +11,8 @@ import torch
 from course_lib.checker.judge.compare import Leaf, place_of
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.runner.frames import Frame
-from course_lib.checker.specification.exercise import Case, Exercise
+from course_lib.checker.specification.case import Case
+from course_lib.checker.specification.exercise import Exercise
 from course_lib.checker.specification.nested import tensors
 from course_lib.figures.error_map import error_map
 

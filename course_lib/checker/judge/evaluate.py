@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from course_lib.checker.specification.exercise import Case, InOut, arguments
+from course_lib.checker.specification.case import Case, InOut, arguments
 from course_lib.checker.specification.nested import leaves, tensors
 from course_lib.hardware.device import machine
 

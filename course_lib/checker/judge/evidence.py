@@ -8,47 +8,20 @@ from functools import cached_property, partial
 
 from course_lib.checker.judge import diagnosis
 from course_lib.checker.judge.explain import differ
-from course_lib.checker.judge.known_mistakes import Cause, find_mistake
-from course_lib.checker.judge.outcome import Outcome, compare_case
+from course_lib.checker.judge.outcome import Complaint, Outcome, Raised, WildAccess, compare_case
 from course_lib.checker.judge.prediction import Made
 from course_lib.checker.judge.stopping import stopped
 from course_lib.checker.judge.verdict import Finding, readable
 from course_lib.checker.runner.frames import Frame
 from course_lib.checker.runner.running import Run, run_cases, run_some
 from course_lib.checker.specification import cells
+from course_lib.checker.specification.case import Case
 from course_lib.checker.specification.draw import Draw
-from course_lib.checker.specification.exercise import Case, Exercise, RaisedError, Seen
+from course_lib.checker.specification.exercise import Exercise
 from course_lib.checker.specification.model import Model
-from course_lib.checker.specification.requirements import Requirement
 
 DRAWS = 4  # of all cases, until one tells two explanations apart
 FRESH = 1000  # added to the seed, for inputs that no check of the same answer has seen
-
-
-@dataclass(frozen=True, eq=False)
-class Raised:
-    """A case that raised an error, with what was seen of it until then."""
-
-    case: Case
-    seen: Seen
-    error: RaisedError
-
-
-@dataclass(frozen=True, eq=False)
-class WildAccess:
-    """The first access outside a tensor in a case, in words."""
-
-    case: Case
-    sentence: str
-
-
-@dataclass(frozen=True, eq=False)
-class Complaint:
-    """The first requirement that a case breaks, and how, in words."""
-
-    outcome: Outcome
-    requirement: Requirement
-    sentence: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,11 +146,6 @@ class Evidence:
         """The first broken requirement of each case whose numbers are right."""
         found = (self._complaint(o) for o in self.finished if o.right and not o.seen.out_of_bounds)
         return [complaint for complaint in found if complaint is not None]
-
-    @cached_property
-    def known(self) -> Cause | None:
-        """The cause that explains what went wrong."""
-        return find_mistake(self)
 
     @property
     def printed(self) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from course_lib.checker.judge import pytorch_in_kernels
 from course_lib.checker.runner.interpretable import needs_a_gpu
 from course_lib.checker.specification import cells
-from course_lib.checker.specification.exercise import RaisedError
+from course_lib.checker.specification.seen import RaisedError
 from course_lib.hardware import signals
 
 PREDEFINED = (

@@ -22,7 +22,7 @@ from course_lib.checker.judge.compare import ULPS
 from course_lib.checker.judge.evaluate import is_large
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.judge.prediction import Made, Predicted, changes_nothing, disturbed, prediction
-from course_lib.checker.specification.exercise import Case, InOut
+from course_lib.checker.specification.case import Case, InOut
 from course_lib.checker.specification.model import Model, Slip
 from course_lib.checker.specification.nested import leaves, map_leaves, structure, tensors
 

@@ -1,27 +1,28 @@
 """What explains a wrong answer: slips of a model, slips in a formula, or a mistake that shows in what was seen.
 
-`find_mistake` is the one place where causes are looked up.
+`find_mistake` is the one place where causes are looked up, and `cause_of` remembers what it found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
+from course_lib.checker.judge.evidence import Evidence
 from course_lib.checker.judge.explain import explain
 from course_lib.checker.judge.formula_slips import ORDINALS, formula_model
-from course_lib.checker.judge.outcome import Outcome
+from course_lib.checker.judge.outcome import Complaint, Outcome, Raised
 from course_lib.checker.judge.prediction import Made, raise_when_strict
+from course_lib.checker.specification.case import Case
 from course_lib.checker.specification.cells import calls
-from course_lib.checker.specification.exercise import Case, Exercise, Mistake, Seen
+from course_lib.checker.specification.exercise import Exercise, Mistake
 from course_lib.checker.specification.model import Model, Slip
 from course_lib.checker.specification.nested import leaves, tensors
-
-if TYPE_CHECKING:
-    from course_lib.checker.judge.evidence import Complaint, Evidence, Raised
+from course_lib.checker.specification.seen import Seen
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,16 @@ class Cause:
     id: str
     sentence: str
     entry: str | None = None
+
+
+_found: WeakKeyDictionary[Evidence, Cause | None] = WeakKeyDictionary()
+
+
+def cause_of(evidence: Evidence) -> Cause | None:
+    """What explains an answer that is wrong, or None: looked up once, when a rule first asks."""
+    if evidence not in _found:
+        _found[evidence] = find_mistake(evidence)
+    return _found[evidence]
 
 
 def find_mistake(evidence: Evidence) -> Cause | None:

@@ -17,7 +17,8 @@ from course_lib.checker.judge.outcome import Outcome, first_outcome, truth_befor
 from course_lib.checker.judge.prediction import Made, changes_nothing
 from course_lib.checker.runner.frames import Frame
 from course_lib.checker.runner.running import Heard, cases_of_a_check
-from course_lib.checker.specification.exercise import Case, Exercise
+from course_lib.checker.specification.case import Case
+from course_lib.checker.specification.exercise import Exercise
 
 PATIENCE = 0.1  # seconds for the truth that it is at; an answer that is wrong already does not wait for more
 IDLE = 0.02  # seconds until it looks again whether all is over, where there is nothing to do

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from course_lib.checker.judge.evidence import Evidence
-from course_lib.checker.specification.exercise import Case, InOut
+from course_lib.checker.specification.case import Case, InOut
 
 MOST_ELEMENTS = 16_384  # of a tensor that `watch` draws
 MOST_PROFILED = 2**20  # elements of a tensor: the interpreter then takes seconds at most

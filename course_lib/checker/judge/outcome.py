@@ -1,4 +1,4 @@
-"""One finished case: what the answer made of it, compared with what it should have been."""
+"""What came of one case: its result, compared with what it should have been, or what else went wrong in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from course_lib.checker.judge.compare import Leaf, Truth
 from course_lib.checker.judge.evaluate import early, once
 from course_lib.checker.runner.frames import Frame
 from course_lib.checker.runner.running import Later, Run
-from course_lib.checker.specification.exercise import Case, Exercise, Seen
+from course_lib.checker.specification.case import Case
+from course_lib.checker.specification.exercise import Exercise
+from course_lib.checker.specification.requirements import Requirement
+from course_lib.checker.specification.seen import RaisedError, Seen
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +71,32 @@ class Outcome:
     def problem(self) -> str:
         """What is wrong with that leaf."""
         return self.first_problem.problem or ""
+
+
+@dataclass(frozen=True, eq=False)
+class Raised:
+    """A case that raised an error, with what was seen of it until then."""
+
+    case: Case
+    seen: Seen
+    error: RaisedError
+
+
+@dataclass(frozen=True, eq=False)
+class WildAccess:
+    """The first access outside a tensor in a case, in words."""
+
+    case: Case
+    sentence: str
+
+
+@dataclass(frozen=True, eq=False)
+class Complaint:
+    """The first requirement that a case breaks, and how, in words."""
+
+    outcome: Outcome
+    requirement: Requirement
+    sentence: str
 
 
 def _key(exercise: Exercise, case: Case, interpreted: bool) -> tuple:

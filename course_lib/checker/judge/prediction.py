@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from course_lib.checker.common import sparse
 from course_lib.checker.judge.alike import exactly_alike
 from course_lib.checker.judge.disturbed import Disturbed
 from course_lib.checker.judge.evaluate import is_large, once
-from course_lib.checker.runner.process import sparse
-from course_lib.checker.specification.exercise import Case, arguments
+from course_lib.checker.specification.case import Case, arguments
 from course_lib.checker.specification.model import Model, Slip, Slips
 
 DRAWS_OF_A_LARGE_CASE = 2  # results that other processors might have made; many elements need no luck

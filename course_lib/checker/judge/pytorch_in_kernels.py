@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from course_lib.checker.specification import cells
-from course_lib.checker.specification.exercise import RaisedError
+from course_lib.checker.specification.seen import RaisedError
 
 # What the interpreter says of such lines; any other error has another cause.
 _SAID = re.compile(

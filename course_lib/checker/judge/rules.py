@@ -12,6 +12,7 @@ from course_lib.checker.judge import compiling
 from course_lib.checker.judge.diagnosis import which
 from course_lib.checker.judge.evidence import Evidence
 from course_lib.checker.judge.exceptions import error_message
+from course_lib.checker.judge.known_mistakes import cause_of
 from course_lib.checker.judge.rules_of_numbers import RULES_OF_NUMBERS
 from course_lib.checker.judge.rules_of_right_numbers import RULES_OF_RIGHT_NUMBERS
 from course_lib.checker.judge.verdict import Finding
@@ -77,7 +78,7 @@ def out_of_bounds(evidence: Evidence) -> Finding | None:
 
     A cause that explains all the numbers says more, and is left to the rules that follow.
     """
-    known = evidence.known if evidence.wild else None
+    known = cause_of(evidence) if evidence.wild else None
     if not evidence.wild or (known is not None and known.entry is not None):
         return None
     access = evidence.wild[0]
@@ -93,7 +94,7 @@ def raised_error(evidence: Evidence) -> Finding | None:
     """A case raised an exception. Before wrong numbers: what finished is not all that there is."""
     if not evidence.errors:
         return None
-    raised, known = evidence.errors[0], evidence.known
+    raised, known = evidence.errors[0], cause_of(evidence)
     said = error_message(raised.error, evidence.source)
     sentence = known.sentence if known else ""
     return Finding(

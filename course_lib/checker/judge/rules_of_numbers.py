@@ -9,14 +9,14 @@ import inspect
 
 from course_lib.checker.judge import diagnosis
 from course_lib.checker.judge.evidence import Evidence
-from course_lib.checker.judge.known_mistakes import of_its_function
+from course_lib.checker.judge.known_mistakes import cause_of, of_its_function
 from course_lib.checker.judge.verdict import Finding
 from course_lib.checker.specification.cells import may_lack_a_return
 
 
 def known_mistake(evidence: Evidence) -> Finding | None:
     """One of the exercise's mistakes explains the results. First, since it explains the most."""
-    known = evidence.known if evidence.failed else None
+    known = cause_of(evidence) if evidence.failed else None
     return _wrong(evidence, known.id, known.sentence) if known else None
 
 
@@ -65,7 +65,7 @@ def wrong_numbers(evidence: Evidence) -> Finding | None:
 def _wrong(evidence: Evidence, mistake: str | None, sentence: str = "") -> Finding:
     """Where the errors lie in the case that tells the most, with the cause that a rule has found."""
     exercise, failed = evidence.exercise, evidence.failed
-    known = evidence.known
+    known = cause_of(evidence)
     first = diagnosis.most_telling(of_its_function(exercise, known, failed) if known else failed)
     arguments = list(inspect.signature(exercise.oracle_for(first.case)).parameters)
     of_the_function = [outcome for outcome in evidence.finished if outcome.case.entry == first.case.entry]

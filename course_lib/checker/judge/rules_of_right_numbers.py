@@ -5,9 +5,10 @@ from __future__ import annotations
 from course_lib.checker.judge import compiling
 from course_lib.checker.judge.diagnosis import which
 from course_lib.checker.judge.evidence import Evidence
+from course_lib.checker.judge.known_mistakes import cause_of
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.judge.verdict import Finding
-from course_lib.checker.specification.exercise import Case
+from course_lib.checker.specification.case import Case
 from course_lib.checker.specification.requirements import FasterThan
 from course_lib.hardware.device import machine
 
@@ -23,7 +24,7 @@ def requirement_broken(evidence: Evidence) -> Finding | None:
     """A requirement beside the right numbers is broken; a known mistake that is seen there says why."""
     if not evidence.complaints:
         return None
-    broken, known = evidence.complaints[0], evidence.known
+    broken, known = evidence.complaints[0], cause_of(evidence)
     return Finding(
         "failed",
         f"{_right(evidence)}, but: {broken.sentence}",

@@ -14,7 +14,8 @@ from course_lib.checker.notebook.predictions import table_of_predictions
 from course_lib.checker.notebook.shown import Shown
 from course_lib.checker.notebook.store import ASIDE, Standing, progress_file
 from course_lib.checker.specification import catalog, cells
-from course_lib.checker.specification.exercise import CourseError, Exercise
+from course_lib.checker.specification.errors import CourseError
+from course_lib.checker.specification.exercise import Exercise
 
 
 def check(exercise: str, *answers: Any, seed: int | None = None) -> Verdict:

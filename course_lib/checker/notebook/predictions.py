@@ -10,7 +10,7 @@ from typing import Any
 
 from course_lib.checker.notebook.shown import Shown
 from course_lib.checker.notebook.store import Prediction, progress_file
-from course_lib.checker.specification.exercise import CourseError
+from course_lib.checker.specification.errors import CourseError
 
 SIDES = ("left", "right", "right", "left", "left")  # on which the columns of the table are aligned
 NEAR = 0.1  # relative: so close, a prediction was right

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from course_lib.checker.specification.cells import number_now, numbers_of
-from course_lib.checker.specification.exercise import CourseError
+from course_lib.checker.specification.errors import CourseError
 from course_lib.home import course_home
 
 ASIDE = "aside"  # the origin of a trial outside the exercise's cell: its source is kept, but it is no attempt

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from course_lib.checker.specification import nested
-from course_lib.checker.specification.exercise import RaisedError, Seen
+from course_lib.checker.specification.seen import RaisedError, Seen
 
 LONGEST_TEXT = 4000  # characters of an error's text
 DEEPEST = 16  # containers in one another: more than the harness sends

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from course_lib.checker.specification.exercise import RaisedError
+from course_lib.checker.specification.seen import RaisedError
 
 # What is raised, and what it comes of.
 _REASONS = {

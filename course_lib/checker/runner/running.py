@@ -19,8 +19,9 @@ from course_lib.checker.runner.frames import Frame, LastWord, frame, last_word, 
 from course_lib.checker.runner.interpretable import needs_a_gpu
 from course_lib.checker.runner.process import wire
 from course_lib.checker.runner.worker import Ending, worker
+from course_lib.checker.specification.case import Case, InOut, PerRank, arguments
 from course_lib.checker.specification.draw import Draw
-from course_lib.checker.specification.exercise import Case, Exercise, InOut, PerRank, arguments
+from course_lib.checker.specification.exercise import Exercise
 from course_lib.checker.specification.nested import leaves, map_leaves
 from course_lib.checker.specification.requirements import FasterThan
 from course_lib.hardware.device import machine, supports_bfloat16

@@ -26,7 +26,8 @@ from pathlib import Path
 
 from course_lib.checker.runner.process import pace, wire
 from course_lib.checker.specification import cells
-from course_lib.checker.specification.exercise import CourseError, Limits
+from course_lib.checker.specification.errors import CourseError
+from course_lib.checker.specification.exercise import Limits
 from course_lib.hardware import signals
 from course_lib.hardware.device import machine
 from course_lib.home import ROOT, course_home

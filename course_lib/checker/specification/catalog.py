@@ -13,7 +13,8 @@ from pathlib import Path
 
 from course_lib.builder.answers import Cell, solved, stubbed
 from course_lib.checker.specification.cells import MOVED, SOLUTION_PREFIX, by_exercise, number_now, own_cells
-from course_lib.checker.specification.exercise import CourseError, Exercise
+from course_lib.checker.specification.errors import CourseError
+from course_lib.checker.specification.exercise import Exercise
 from course_lib.home import ROOT
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from course_lib.checker.specification.exercise import CourseError
+from course_lib.checker.specification.errors import CourseError
 
 HEADER = re.compile(r"^#\s*Exercise\s+(\d+\.\d+)\b\s*[·:.–-]?\s*(.*)$")
 SOLUTION_PREFIX = "<course solution "

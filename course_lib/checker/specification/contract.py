@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from course_lib.checker.specification.case import Case
 from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.errors import CourseError
-from course_lib.checker.specification.exercise import Case
 
 Choice = Mapping[str, Any]  # one level for each of a contract's choices
 TRIES = 12  # rows that compete for each place in the list

@@ -1,4 +1,4 @@
-"""A few functions that call each other, and what edits of their text make of them."""
+"""A few functions and classes that call each other, and what edits of their text make of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import builtins
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ MOST_KEPT = 4096  # compiled functions, of all models
 
 
 class Program:
-    """A few functions that call each other, the last of which is the meaning, as text to be changed."""
+    """A few functions and classes that call each other, the last of which is the meaning, as text to be changed."""
 
     def __init__(self, functions: tuple[Callable, ...], uses: tuple[Callable, ...] = ()):
         self.uses = {function.__name__: function for function in uses}
@@ -61,7 +62,7 @@ class Program:
 
         written: all that the edit writes.
         """
-        known = {*self.functions, *self.uses, *self.functions[name].__globals__, *dir(builtins)}
+        known = {*self.functions, *self.uses, *_module(self.functions[name]), *dir(builtins)}
         try:
             tree = ast.parse(text)
         except SyntaxError as error:
@@ -84,10 +85,9 @@ class Program:
     def with_changes(self, chosen: list[dict[str, list[Replacement]]]) -> Callable | None:
         """The meaning with these changes; None where two of them want to change the same words, or make no program."""
         made: dict[str, Any] = {}
-        scopes = {
-            id(function.__globals__): {**function.__globals__, **self.uses} for function in self.functions.values()
-        }
-        for name, function in self.functions.items():
+        modules = {name: _module(function) for name, function in self.functions.items()}
+        scopes = {id(module): {**module, **self.uses} for module in modules.values()}
+        for name, module in modules.items():
             changes = [change for found in chosen for change in found.get(name, ())]
             text = replaced(self.texts[name].text, changes)
             if text is None:
@@ -96,7 +96,7 @@ class Program:
                 program = _compiled(text, name)
             except SyntaxError:
                 return None
-            scope = scopes[id(function.__globals__)]
+            scope = scopes[id(module)]
             exec(program, scope)
             made[name] = scope[name]
         for scope in scopes.values():  # each calls the changed ones
@@ -105,11 +105,18 @@ class Program:
 
 
 def _text(function: Callable) -> str:
-    if not inspect.isfunction(function) or function.__name__ == "<lambda>" or function.__closure__:
+    of_a_module = inspect.isclass(function) or inspect.isfunction(function) and not function.__closure__
+    if not of_a_module or "<" in function.__qualname__:
         raise CourseError(
-            f"{function!r} cannot be edited: a meaning and its parts are functions of a module, by `def`."
+            f"{function!r} cannot be edited: a meaning and its parts are functions or classes of a module, by `def` or "
+            "`class`."
         )
     return canonical(inspect.getsource(function))
+
+
+def _module(function: Callable) -> dict[str, Any]:
+    """The names of the module that it stands in."""
+    return vars(sys.modules[function.__module__])
 
 
 @functools.lru_cache(MOST_KEPT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from dataclasses import dataclass
 
@@ -96,7 +97,6 @@ def _changes(old: Words, new: Words) -> list[tuple[int, int, str]]:
     if len(around := new.places_of(old)) == 1:
         (at,) = around
         before, after = _span(new, 0, at), _span(new, at + count, others)
-        before += " " if before[-1:].isalnum() else ""
         return [(0, 0, before)] * bool(before.strip()) + [(count, count, after)] * bool(after)
     if len(within := old.places_of(new)) == 1:
         (at,) = within
@@ -139,8 +139,13 @@ def replaced(text: str, changes: list[Replacement]) -> str | None:
     ordered = sorted(set(changes), key=lambda change: (change.begin, change.end))
     if any(one.disturbs(other) for at, one in enumerate(ordered) for other in ordered[at + 1 :]):
         return None
-    made, kept = [], 0
+    made, kept = "", 0
     for change in ordered:
-        made += [text[kept : change.begin], change.new]
+        made = _joined(_joined(made, text[kept : change.begin]), change.new)
         kept = change.end
-    return "".join([*made, text[kept:]])
+    return _joined(made, text[kept:])
+
+
+def _joined(one: str, other: str) -> str:
+    """One text behind the other, with a blank where the two would be read as one word: `in` and `x` are not `inx`."""
+    return f"{one} {other}" if re.fullmatch(r"\w\w", one[-1:] + other[:1]) else one + other

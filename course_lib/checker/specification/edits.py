@@ -22,7 +22,8 @@ A slip's name says what a verdict calls it; what follows two underscores is one 
 `load` is that of `exercises/topics/pointers.py`, which tells the judge what an answer reads outside a tensor. Write the
 meaning so that each step that can go wrong is a piece of text of its own, and never with a switch. What
 several meanings share is a function of `exercises/topics/` (`parts=`), or stands in one wording in all of them, and its
-rows stand once in `exercises/topics/`.
+rows stand once in `exercises/topics/`. Where an answer is a class, such as an allocator, the meaning is a function that
+drives a class, and the class is one of its parts.
 
 A piece that stands in several places is changed in all of them: a longer one names one place. It is text, but an
 expression in the place of one that binds more tightly gets brackets. Where the meaning does not hold a piece, or an
@@ -135,7 +136,7 @@ def model_of(
         meaning: what a right answer computes, step by step, in its own precision: called with a case's arguments. See
             `Model.compute` for what it may return.
         changes: its slips, the most basic first, and styles; see `edits`.
-        parts: the functions that it calls and that edits may change too, of whichever module.
+        parts: the functions and classes that it calls and that edits may change too, of whichever module.
         uses: functions that edits alone call.
         options: further attributes of `Model`; `styles` replaces those that the changes name.
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import torch
 
-from course_lib.checker.runner.process import sparse
+from course_lib.checker.common import sparse
+from course_lib.checker.specification.case import Case, InOut
 from course_lib.checker.specification.contract import Level
 from course_lib.checker.specification.draw import Draw
-from course_lib.checker.specification.exercise import Case, InOut
 
 
 def contiguous(draw: Draw, tensor: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from course_lib.checker.specification.exercise import Case, Seen
+from course_lib.checker.specification.case import Case
 from course_lib.checker.specification.nested import tensors
+from course_lib.checker.specification.seen import Seen
 
 MATRIX_PRODUCTS = ("mm", "bmm", "matmul", "addmm", "baddbmm", "addbmm", "mv", "addmv", "linear")  # as a run counts them
 

@@ -266,7 +266,7 @@ def group_norm_mish_loop_kernel(
 
 
 def group_norm_mish_forward(x, groups, weight, bias, scale=None, shift=None, epsilon=1e-5):
-    """(out, statistics) by a kernel, without a gradient; `group_norm_mish_operators.group_norm_mish` has one.
+    """(out, statistics) by a kernel, without a gradient.
 
     Args:
         x: [batch, channels, length], float32, float16 or bfloat16, of any strides with a contiguous last dimension. The

@@ -81,7 +81,7 @@ def paged_latent_decode_hopper(
 
 def refuse(refusal) -> None:
     if refusal is not None:
-        raise refusal.error(f"latent_decode_hopper: {refusal.reason} latent_decode takes these inputs.")
+        raise refusal.error(f"latent_decode_hopper: {refusal.reason} latent_decode_attention takes these inputs.")
 
 
 def launch(query, cache, tables, lengths, scale, causal, splits, return_lse, output):

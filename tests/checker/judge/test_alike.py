@@ -11,8 +11,8 @@ from course_lib.checker.judge import compare
 from course_lib.checker.judge.alike import alike, exactly_alike
 from course_lib.checker.judge.explain import Made, differ, explain
 from course_lib.checker.judge.outcome import Outcome
-from course_lib.checker.specification.exercise import Seen
 from course_lib.checker.specification.model import Model, Slip
+from course_lib.checker.specification.seen import Seen
 
 TOLD = torch.tensor([1.0, math.inf, 2.0])
 

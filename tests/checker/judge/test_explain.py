@@ -8,8 +8,8 @@ from course_lib.checker.judge import compare
 from course_lib.checker.judge.explain import Made, differ, explain
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.judge.prediction import prediction
-from course_lib.checker.specification.exercise import Seen
 from course_lib.checker.specification.model import Model, Slip, Slips
+from course_lib.checker.specification.seen import Seen
 
 
 def compute(slips, x):

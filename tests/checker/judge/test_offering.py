@@ -6,7 +6,8 @@ import pytest
 
 from course_lib.checker.judge.decide import judge
 from course_lib.checker.specification import catalog
-from course_lib.checker.specification.exercise import Case, Limits
+from course_lib.checker.specification.case import Case
+from course_lib.checker.specification.exercise import Limits
 from course_lib.checker.specification.requirements import Moves
 from tests.checker.samples import ADD, ADD_CELL, DOUBLE
 

@@ -6,7 +6,7 @@ import pytest
 
 from course_lib.checker.judge.decide import judge
 from course_lib.checker.judge.exceptions import error_message
-from course_lib.checker.specification.exercise import RaisedError
+from course_lib.checker.specification.seen import RaisedError
 from tests.checker.samples import ADD, ADD_CELL
 
 SMALL = replace(ADD, cases=lambda draw: list(ADD.cases(draw))[:1])

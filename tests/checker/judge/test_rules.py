@@ -43,7 +43,7 @@ from course_lib.checker.judge.rules_of_right_numbers import (
 from course_lib.checker.runner.frames import Frame
 from course_lib.checker.runner.running import Later, Run
 from course_lib.checker.runner.worker import Ending
-from course_lib.checker.specification.exercise import RaisedError
+from course_lib.checker.specification.seen import RaisedError
 from course_lib.hardware.ceilings import measured
 from tests.checker.samples import DOUBLE
 

@@ -17,8 +17,8 @@ HEAD = f"""
 import json, os, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(PROCESS)!r})
-import ahead, torch
 from main import _load
+import ahead, torch
 """
 CELL = '''
 @triton.jit

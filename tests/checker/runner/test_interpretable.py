@@ -8,7 +8,7 @@ from course_lib.checker.judge.decide import judge
 from course_lib.checker.runner import running
 from course_lib.checker.runner.frames import Frame
 from course_lib.checker.runner.worker import Ending
-from course_lib.checker.specification.exercise import RaisedError, Seen
+from course_lib.checker.specification.seen import RaisedError, Seen
 from course_lib.hardware.device import machine
 from tests.checker.samples import ADD, ADD_CELL
 

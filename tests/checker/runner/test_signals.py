@@ -14,7 +14,7 @@ from course_lib.checker.judge.exceptions import error_message
 from course_lib.checker.judge.stopping import stopped
 from course_lib.checker.runner.running import Run, run_cases
 from course_lib.checker.runner.worker import Ending, Worker, WorkerDied
-from course_lib.checker.specification.exercise import RaisedError
+from course_lib.checker.specification.seen import RaisedError
 from tests.checker.samples import ADD, ADD_CELL, DOUBLE
 
 RIGHT = "def double(x):\n    return x + x\n"

@@ -24,7 +24,7 @@ from course_lib.home import ROOT
 PROGRAM = f"""
 import os, sys, time
 sys.path.insert(0, {str(ROOT / "course_lib/checker/runner/process")!r})
-import forked, main
+import main, forked  # `main` first: it finds what the others import
 
 def open_the_gpu(device="cuda"):
     with open(os.environ["OPENED"], "a") as file:

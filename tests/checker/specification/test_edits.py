@@ -5,9 +5,10 @@ import torch
 
 from course_lib.checker.judge.explain import Made, prediction
 from course_lib.checker.specification import edited_program as machinery
+from course_lib.checker.specification.case import Case
 from course_lib.checker.specification.edited_text import replaced, replacements
 from course_lib.checker.specification.edits import edits, model_of, reaches_outside, without
-from course_lib.checker.specification.exercise import Case, CourseError
+from course_lib.checker.specification.errors import CourseError
 from course_lib.checker.specification.model import Slips
 from course_lib.checker.specification.words import canonical, words_of
 
@@ -107,6 +108,39 @@ def test_what_binds_less_tightly_stays_one_operand():
     assert after("y = a * c", "c", "(c + 1)") == "y = a * (c + 1)"
     assert after("y = a + b", "a + b", "a * b") == "y = a * b"
     assert after("y = f(a, b)", "a, b", "b, a") == "y = f(b, a)"
+
+
+@pytest.mark.parametrize(
+    "source, old, new, made",
+    [
+        ("g(x)", "g(x)", "g(y in x)", "g(y in x)"),
+        ("g(x)", "g(x)", "g(not x)", "g(not x)"),
+        ("g(-x)", "g(-x)", "g(not x)", "g(not x)"),
+        ("g(x)", "x", "not x", "g((not x))"),
+        ("g(x)", "(x", "(y in x", "g(y in x)"),
+        ("g(x)", "x)", "x in y)", "g(x in y)"),
+        ("g(x[0])", "g(x[0])", "g(x if y else z)", "g(x if y else z)"),
+        ("g(x[0])", "g(x[0])", "g(y if z else x[0])", "g(y if z else x[0])"),
+        ("g([x])", "[x]", "[y for y in x]", "g([y for y in x])"),
+        ("y = a.b", "a.b", "a or b", "y = (a or b)"),
+        ("y = x[a:b]", "a:b", "a if b else c:b", "y = x[a if b else c:b]"),
+        ("y = -x", "-x", "0 if x else 1", "y = (0 if x else 1)"),
+        ("x = y", "x = y", "del x", "del x"),
+        ("(x, y)", "(x, y)", "yield (x, y)", "yield (x, y)"),
+        ("g(x)", "g(x)", "assert g(x)", "assert g(x)"),
+        ("g(x)", "g(x)", "g_(1_0 if x else x)", "g_(1_0 if x else x)"),
+    ],
+)
+def test_words_that_an_edit_brings_together_stay_words(source, old, new, made):
+    """`("g(x)", "g(y in x)")` made `g(y inx)`: what was put in had the blank before it, and none behind it."""
+    assert words_of(after(source, old, new)).words == words_of(made).words
+
+
+def test_words_that_two_edits_bring_together_stay_words():
+    text = words_of("g(a.b.c)")
+    pair = [("a.b", "a and b"), (".c", "in c")]
+    changes = [change for old, new in pair for change in replacements({"it": text}, old, new)["it"]]
+    assert words_of(replaced(text.text, changes)).words == words_of("g((a and b) in c)").words
 
 
 def test_statements_are_added_deleted_and_indented_as_those_they_stand_beside():
@@ -229,15 +263,67 @@ def uses_another_module(x):
     return as_text + ""
 
 
-def test_a_function_that_is_no_text_of_a_module_is_refused():
+def test_what_is_no_text_of_a_module_is_refused():
     local = FACTOR
+
+    class Inner:
+        pass
 
     def inner(x):
         return x * local
 
-    for function in (inner, lambda x: x, torch.exp):
+    for function in (inner, Inner, lambda x: x, torch.exp):
         with pytest.raises(CourseError, match="cannot be edited"):
             model_of(function, ())
+
+
+class Account:
+    """Words such as `total = start` in here are no text of the program."""
+
+    def __init__(self, start):
+        self.total, self.most = start, []
+
+    def add(self, row):
+        self.total = self.total + scaled(row.sum(), FACTOR)
+        self.note(self.total)
+
+    def note(self, total):
+        self.most.append(total)
+
+
+def kept(x, start):
+    account = Account(start)
+    for row in x:
+        account.add(row)
+    return account.total, len(account.most)
+
+
+def test_a_class_that_the_meaning_drives_is_changed_and_the_module_stays_as_it_is():
+    changes = (
+        *edits("one", overwritten=("self.total + scaled(", "scaled(")),
+        *edits("two", never_noted=("self.note(self.total)", "pass")),
+        *edits("three", added=("x * factor", "x + factor")),
+    )
+    model = model_of(kept, changes, (scaled, Account))
+    assert made_by(model).value == kept(*CASE.args) == (40.0, 2)
+    assert made_by(model, "overwritten").value == (21.0, 2)
+    assert made_by(model, "overwritten", "never_noted").value == (21.0, 0)
+    assert made_by(model, "added").value == (10.0 + 3 + 3 + 7 + 3, 2)
+    assert made_by(model).value == kept(*CASE.args) == (40.0, 2)
+
+
+def test_an_edit_that_does_not_fit_a_class_is_told_as_that_of_a_function():
+    for old, new, told in (
+        (
+            "self.totals = start",
+            "0",
+            r"does not hold.*'gone'. The nearest line is 'self.total, self.most = start, \[\]'",
+        ),
+        ("self.note(self.total)", "self.note(", "the edit 'gone' makes .* which is no Python"),
+        ("self.note(self.total)", "math.sqrt(2)", r"the edit 'gone' reads \['math'\], which Account's module"),
+    ):
+        with pytest.raises(CourseError, match=told):
+            model_of(kept, edits("x", gone=(old, new)), (Account,))
 
 
 def test_what_a_meaning_reads_outside_is_seen():

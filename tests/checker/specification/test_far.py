@@ -5,8 +5,9 @@ import os
 import pytest
 import torch
 
+from course_lib.checker.common import sparse
 from course_lib.checker.judge.decide import judge
-from course_lib.checker.runner.process import sparse, wire
+from course_lib.checker.runner.process import wire
 from course_lib.checker.specification.catalog import exercise
 from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.layouts import beyond_32_bits, far

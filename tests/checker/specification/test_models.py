@@ -8,7 +8,7 @@ from course_lib.checker.judge.explain import Made, explain, prediction
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.specification import catalog
 from course_lib.checker.specification.draw import Draw
-from course_lib.checker.specification.exercise import Seen
+from course_lib.checker.specification.seen import Seen
 from tests import proven
 
 MODELS = [

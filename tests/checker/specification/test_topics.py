@@ -4,7 +4,7 @@ import pytest
 
 from course_lib.checker import Case, Moves, ReadByKernels
 from course_lib.checker.specification.draw import Draw
-from course_lib.checker.specification.exercise import RaisedError, Seen
+from course_lib.checker.specification.seen import RaisedError, Seen
 from exercises.topics.evidence import raised
 from exercises.topics.kernel_requirements import in_one_kernel
 from exercises.topics.vector_inputs import spread

@@ -1,4 +1,4 @@
-"""The CUDA C++ kernels without a GPU: right when their source runs on the processor, and what NVRTC makes of them."""
+"""Add and norm in CUDA C++ without a GPU: right when its source runs on the processor, and what NVRTC makes of it."""
 
 import pytest
 import torch
@@ -10,14 +10,7 @@ from course_lib.hardware.compiler.nvrtc import missing_nvrtc
 from course_lib.hardware.device import interpreting
 from course_lib.kernels.fused.add_rms_norm import add_rms_norm_reference
 from course_lib.kernels.fused.cuda_add_rms_norm import add_rms_norm_launch, add_rms_norm_source, cuda_add_rms_norm
-from course_lib.kernels.fused.cuda_group_norm_mish import (
-    check_groups_of_all,
-    cuda_group_norm_mish,
-    group_norm_mish_launch,
-    group_norm_mish_source,
-)
 from course_lib.kernels.fused.cuda_rows import Cut, cut_of, widest
-from course_lib.kernels.fused.group_norm_mish import group_norm_mish_reference
 from tests.kernels.fused.cases import assert_as_exact_as_plain, in_wider_rows, normal
 from tests.kernels.fused.cuda_on_host import run_on_host
 
@@ -58,59 +51,16 @@ def test_add_and_norm_is_right_for_every_cut_of_a_row(hidden, dtype, weight_dtyp
     assert_as_exact_as_plain(normalised, lambda *them: add_rms_norm_reference(*them)[0], x + residual, None, weight)
 
 
-@on_host
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(
-    "batch, channels, groups, length, dtype, film",
-    [
-        pytest.param(3, 32, 4, 16, FLOAT, True, id="32-4-16"),
-        pytest.param(2, 15, 5, 7, HALF, True, id="15-5-7"),
-        pytest.param(2, 6, 1, 1, BRAIN, False, id="6-1-1"),
-        pytest.param(2, 64, 8, 256, BRAIN, True, id="64-8-256"),
-        pytest.param(1, 35, 1, 480, HALF, False, id="35-1-480, chunk by chunk"),
-    ],
-)
-@pytest.mark.parametrize("mean", [0.0, 10_000.0], ids=["mean 0", "mean 10000"])
-def test_group_norm_and_mish_is_right_for_every_cut_of_a_group(
-    batch, channels, groups, length, dtype, film, mean, order
-):
-    x = (normal(1, batch, channels, length) + mean).to(dtype)
-    weight, bias = normal(2, channels), normal(3, channels, dtype=dtype)
-    both = normal(4, batch, 2 * channels, dtype=dtype)
-    scale, shift = both.chunk(2, dim=1) if film else (None, None)
-    out = nan_like(x)
-    run_on_host(group_norm_mish_launch(x, groups, weight, bias, scale, shift, out, 1e-5), (5,), order)
-
-    def plain(x, weight, bias):
-        films = (None, None) if scale is None else (scale.to(x.dtype), shift.to(x.dtype))
-        return group_norm_mish_reference(x, groups, weight, bias, *films)
-
-    assert_as_exact_as_plain(out, plain, x, weight, bias)
-
-
-def launched(dtype, elements, arch):
-    """Both kernels as they ship for rows of so many elements, aligned to 16 bytes."""
-    width = 16 // torch.empty(0, dtype=dtype).element_size()
-    cut = cut_of(elements, width)
-    return [
-        compile_cuda(add_rms_norm_source(dtype, dtype, cut), "add_rms_norm", arch=arch),
-        compile_cuda(
-            group_norm_mish_source(dtype, dtype, dtype, cut, (elements // width, 2), True), "group_norm_mish", arch=arch
-        ),
-    ]
-
-
 @compiles
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("dtype, elements", [(FLOAT, 4096), (HALF, 4096), (BRAIN, 16384), (BRAIN, 100_000)], ids=str)
 def test_machine_code_loads_16_bytes_at_once_and_keeps_no_number_in_local_memory(dtype, elements, arch):
-    norm, block = launched(dtype, elements, arch)
-    for kernel in (norm, block):
-        assert kernel.stack_bytes == kernel.local_accesses == 0, kernel
-        assert kernel.registers <= 128, kernel  # so that 512 threads fit
-        assert kernel.load_widths.get(16, 0) > 0 and set(kernel.store_widths) == {16}, kernel
-        assert kernel.shuffles > 0 and kernel.shared_bytes > 0, kernel
-    assert set(norm.load_widths) == {16}, norm  # the weight too
+    cut = cut_of(elements, 16 // torch.empty(0, dtype=dtype).element_size())
+    kernel = compile_cuda(add_rms_norm_source(dtype, dtype, cut), "add_rms_norm", arch=arch)
+    assert kernel.stack_bytes == kernel.local_accesses == 0, kernel
+    assert kernel.registers <= 128, kernel  # so that 512 threads fit
+    assert set(kernel.load_widths) == set(kernel.store_widths) == {16}, kernel  # the weight's too
+    assert kernel.shuffles > 0 and kernel.shared_bytes > 0, kernel
 
 
 @compiles
@@ -118,19 +68,9 @@ def test_machine_code_loads_16_bytes_at_once_and_keeps_no_number_in_local_memory
 def test_rows_of_odd_lengths_spill_nothing(arch):
     for dtype in (FLOAT, BRAIN):
         for elements in (4097, 8191, 100_003):
-            cut = cut_of(elements, 1)
-            for source, name in (
-                (add_rms_norm_source(dtype, FLOAT, cut), "add_rms_norm"),
-                (group_norm_mish_source(dtype, FLOAT, dtype, cut, (elements, 1), False), "group_norm_mish"),
-            ):
-                kernel = compile_cuda(source, name, arch=arch)
-                assert kernel.local_accesses == 0, (elements, kernel)
-
-
-def test_more_groups_than_a_launch_can_count_are_refused_by_their_number():
-    check_groups_of_all(2**28 - 1, 8)
-    with pytest.raises(ValueError, match="268,435,456 samples of 8 groups, 2,147,483,648 in all.*Split the batch"):
-        check_groups_of_all(2**28, 8)
+            source = add_rms_norm_source(dtype, FLOAT, cut_of(elements, 1))
+            kernel = compile_cuda(source, "add_rms_norm", arch=arch)
+            assert kernel.local_accesses == 0, (elements, kernel)
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
@@ -157,8 +97,6 @@ def test_without_a_gpu_the_error_says_what_can_be_done():
     x = normal(1, 2, 8)
     with pytest.raises(ValueError, match="x is on device cpu.*compile_cuda"):
         cuda_add_rms_norm(x, x, normal(2, 8))
-    with pytest.raises(ValueError, match="x is on device cpu.*compile_cuda"):
-        cuda_group_norm_mish(normal(1, 2, 4, 8), 2, normal(2, 4), normal(3, 4))
 
 
 def test_a_cut_says_its_constants():

@@ -1,4 +1,4 @@
-"""GroupNorm + Mish with scale and shift, forward and backward, against float64: in registers and in a loop."""
+"""GroupNorm + Mish with scale and shift against float64: in registers and in a loop."""
 
 import pytest
 import torch
@@ -7,10 +7,6 @@ import torch.nn.functional as F
 from course_lib.hardware.device import interpreting
 from course_lib.hardware.meter.metered import metered
 from course_lib.kernels.fused.group_norm_mish import group_norm_mish_forward, group_norm_mish_reference
-from course_lib.kernels.fused.group_norm_mish_backward import (
-    group_norm_mish_backward,
-    group_norm_mish_backward_reference,
-)
 from tests.kernels.fused.cases import assert_as_exact_as_plain, in_wider_rows, normal
 
 pytestmark = pytest.mark.skipif(not interpreting(), reason="small shapes for the interpreter; tests/gpu has the others")
@@ -21,38 +17,26 @@ LOOPED = [(1, 1, 16385, 1), (1, 3000, 5, 1), (1, 6, 5003, 2)]
 
 
 def inputs(batch, channels, length, dtype=torch.float32, scale=1.0):
-    """x, weight, bias, scale, shift, and the gradient of the result."""
+    """x, weight, bias, scale and shift."""
     shapes = (batch, channels, length), (channels,), (channels,), (batch, channels), (batch, channels)
     x, *others = (normal(seed, *shape, dtype=dtype) for seed, shape in enumerate(shapes, start=1))
-    return x * scale, *others, normal(6, batch, channels, length, dtype=dtype)
+    return x * scale, *others
 
 
-def assert_right(groups, x, weight, bias, scale, shift, gradient, epsilon=1e-5):
-    """Both passes, with scale and shift and without."""
+def assert_right(groups, x, weight, bias, scale, shift, epsilon=1e-5):
+    """With scale and shift and without."""
     for film in ((scale, shift), (None, None)):
         arguments = x, groups, weight, bias, *film
-        out, statistics = group_norm_mish_forward(*arguments, epsilon)
+        out, _ = group_norm_mish_forward(*arguments, epsilon)
         assert_as_exact_as_plain(out, group_norm_mish_reference, *arguments, epsilon=epsilon)
-        found = group_norm_mish_backward(x, statistics, groups, weight, bias, *film, gradient)
-        assert_as_exact_as_plain(found, group_norm_mish_backward_reference, *arguments, gradient, epsilon=epsilon)
 
 
-def test_the_meaning_is_pytorchs_and_its_gradients_are_what_autograd_finds():
-    tensors = [tensor.double() for tensor in inputs(3, 6, 5)]
-    x, weight, bias, scale, shift = leaves = [tensor.requires_grad_() for tensor in tensors[:-1]]
-    out = F.mish(F.group_norm(x, 3, weight, bias, 0.1)) * scale[:, :, None] + shift[:, :, None]
-    torch.testing.assert_close(group_norm_mish_reference(x, 3, weight, bias, scale, shift, 0.1), out)
-    right = torch.autograd.grad(out, leaves, tensors[-1])
-    found = group_norm_mish_backward_reference(x, 3, *leaves[1:], tensors[-1], 0.1)
-    for ours, exact in zip(found, right, strict=True):
-        torch.testing.assert_close(ours, exact)
+def test_the_meaning_is_pytorchs():
+    x, weight, bias, scale, shift = (tensor.double() for tensor in inputs(3, 6, 5))
     plain = F.mish(F.group_norm(x, 3, weight, bias, 0.1))
     torch.testing.assert_close(group_norm_mish_reference(x, 3, weight, bias, epsilon=0.1), plain)
-    right = torch.autograd.grad(plain, leaves[:3], tensors[-1])
-    found = group_norm_mish_backward_reference(x, 3, weight, bias, None, None, tensors[-1], 0.1)
-    assert found[3:] == (None, None)
-    for ours, exact in zip(found, right):
-        torch.testing.assert_close(ours, exact)
+    out = plain * scale[:, :, None] + shift[:, :, None]
+    torch.testing.assert_close(group_norm_mish_reference(x, 3, weight, bias, scale, shift, 0.1), out)
 
 
 @pytest.mark.parametrize("batch, channels, length, groups", SHAPES + LOOPED)
@@ -62,17 +46,15 @@ def test_any_shape_is_right(batch, channels, length, groups, dtype):
 
 
 @pytest.mark.parametrize("shape", [(5, 8, 17, 2), LOOPED[2]])
-def test_strides_are_followed_and_gradients_that_cannot_be_are_copied(shape):
+def test_strides_are_followed(shape):
     *shape, groups = shape
-    x, weight, bias, scale, shift, gradient = inputs(*shape)
+    x, weight, bias, scale, shift = inputs(*shape)
     films = torch.stack([scale, shift], dim=1)  # the halves of one layer's result
-    apart = in_wider_rows(x)
-    assert_right(groups, apart, weight, bias, films[:, 0], films[:, 1], in_wider_rows(gradient))
+    assert_right(groups, in_wider_rows(x), weight, bias, films[:, 0], films[:, 1])
     twice = torch.cat([x, x + 1], dim=1)
-    assert_right(groups, twice[:, shape[1] :], weight, bias, scale, in_wider_rows(shift), gradient)
+    assert_right(groups, twice[:, shape[1] :], weight, bias, scale, in_wider_rows(shift))
     by_channels = x.transpose(0, 1).contiguous().transpose(0, 1)
-    assert_right(groups, by_channels, weight, bias, in_wider_rows(scale), shift, torch.ones(()).expand(shape))
-    assert_right(groups, x, weight, bias, scale, shift, gradient.transpose(1, 2).contiguous().transpose(1, 2))
+    assert_right(groups, by_channels, weight, bias, in_wider_rows(scale), shift)
 
 
 @pytest.mark.parametrize("shape", [(4, 32, 16, 4), (1, 6, 5003, 2)], ids=["in registers", "in a loop"])
@@ -108,10 +90,10 @@ def test_large_and_small_numbers_are_right(shape, dtype, scale):
 
 
 def test_large_activations_are_right():
-    """exp(100) squared overflows; Mish of 100 is 100, with the slope 1, and of -100 it is 0."""
-    x, weight, bias, scale, shift, gradient = inputs(2, 6, 50)
+    """exp(100) squared overflows; Mish of 100 is 100, and of -100 it is 0."""
+    x, weight, bias, scale, shift = inputs(2, 6, 50)
     far = torch.tensor([1.0, 30.0, 1e3, 1e20, 0.0, 20.0])
-    assert_right(2, x, weight * far, bias * far, scale, shift, gradient)
+    assert_right(2, x, weight * far, bias * far, scale, shift)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -129,39 +111,29 @@ def test_a_group_of_equal_numbers_is_its_bias_and_with_epsilon_0_nan_as_in_pytor
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_nan_stays_in_its_group():
-    x, weight, bias, scale, shift, gradient = inputs(4, 6, 10)
+    x, weight, bias, scale, shift = inputs(4, 6, 10)
     x[2, 3, 1] = torch.nan
-    out, statistics = group_norm_mish_forward(x, 3, weight, bias, scale, shift)
-    x_gradient = group_norm_mish_backward(x, statistics, 3, weight, bias, scale, shift, gradient)[0]
-    for result in (out, x_gradient):
-        assert result[2, 2:4].isnan().all() and result.isnan().sum() == 20
+    out, _ = group_norm_mish_forward(x, 3, weight, bias, scale, shift)
+    assert out[2, 2:4].isnan().all() and out.isnan().sum() == 20
 
 
 def test_float32_weights_beside_16_bit_numbers_are_right():
-    x, weight, bias, scale, shift, gradient = inputs(3, 8, 20, torch.float16)
-    assert_right(2, x, weight.float(), bias.float(), scale, shift, gradient)
+    x, weight, bias, scale, shift = inputs(3, 8, 20, torch.float16)
+    assert_right(2, x, weight.float(), bias.float(), scale, shift)
 
 
-def test_no_samples_leave_the_weights_alone():
-    x, weight, bias = torch.zeros(0, 4, 5), torch.ones(4), torch.ones(4)
-    out, statistics = group_norm_mish_forward(x, 2, weight, bias)
-    found = group_norm_mish_backward(x, statistics, 2, weight, bias, None, None, x)
-    assert out.shape == found[0].shape == (0, 4, 5) and statistics.shape == (0, 2, 2)
-    assert torch.equal(found[1], torch.zeros(4)) and torch.equal(found[2], torch.zeros(4)) and found[3] is None
+def test_no_samples_are_empty():
+    out, statistics = group_norm_mish_forward(torch.zeros(0, 4, 5), 2, torch.ones(4), torch.ones(4))
+    assert out.shape == (0, 4, 5) and statistics.shape == (0, 2, 2)
 
 
 @pytest.mark.parametrize("shape, reads", [((13, 32, 16, 8), 1), ((1, 6, 5003, 2), 2)])
 def test_each_element_is_read_once_and_in_the_loop_twice(shape, reads):
     *shape, groups = shape
-    x, weight, bias, scale, shift, gradient = inputs(*shape)
-    forward = metered(group_norm_mish_forward, x, groups, weight, bias, scale, shift)
+    x, *others = inputs(*shape)
+    forward = metered(group_norm_mish_forward, x, groups, *others)
     assert forward["x_pointer"].loaded_bytes == reads * x.nbytes and forward["out_pointer"].stored_bytes == x.nbytes
-    _, statistics = group_norm_mish_forward(x, groups, weight, bias)
-    backward = metered(group_norm_mish_backward, x, statistics, groups, weight, bias, scale, shift, gradient)
-    for name in ("x_pointer", "gradient_pointer"):
-        assert backward[name].loaded_bytes == reads * x.nbytes
-    assert backward["x_gradient_pointer"].stored_bytes == x.nbytes
-    assert not forward.out_of_bounds and not backward.out_of_bounds and forward.contended_bytes == 0
+    assert not forward.out_of_bounds and forward.contended_bytes == 0
 
 
 X, VECTOR, FILM = torch.zeros(2, 4, 3), torch.ones(4), torch.ones(2, 4)
@@ -185,20 +157,13 @@ X, VECTOR, FILM = torch.zeros(2, 4, 3), torch.ones(4), torch.ones(2, 4)
         ({"scale": torch.ones(4)}, ["scale has shape (4,)", "(2, 4)"]),
         ({"shift": FILM.half()}, ["shift has dtype torch.float16", "torch.float32"]),
         ({"shift": torch.ones(4, 2).t()}, ["shift has strides", "shift.contiguous()"]),
-        ({"statistics": torch.ones(2, 2)}, ["statistics has shape (2, 2)", "(2, 2, 2)"]),
-        ({"out_gradient": torch.zeros(2, 3, 4)}, ["out_gradient has shape (2, 3, 4)", "(2, 4, 3)"]),
     ],
 )
 def test_bad_input_is_refused_with_what_is_allowed(change, words):
     good = {"x": X, "groups": 2, "weight": VECTOR, "bias": VECTOR, "scale": FILM, "shift": FILM}
-    backward_only = {"statistics": torch.ones(2, 2, 2), "out_gradient": X}
-    functions = [lambda **them: group_norm_mish_backward(**backward_only | them)]
-    if not set(change) & set(backward_only):
-        functions.append(group_norm_mish_forward)
-    for function in functions:
-        with pytest.raises(ValueError) as refusal:
-            function(**good | change)
-        assert all(word in str(refusal.value) for word in words), str(refusal.value)
+    with pytest.raises(ValueError) as refusal:
+        group_norm_mish_forward(**good | change)
+    assert all(word in str(refusal.value) for word in words), str(refusal.value)
 
 
 def test_a_negative_epsilon_is_refused():

@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from course_lib.kernels.hopper.limits import machine_refusal
-from course_lib.kernels.latent.dispatch import latent_decode, paged_latent_decode
 from course_lib.kernels.latent.hopper import estimated_microseconds, latent_decode_hopper, latent_splits
 from course_lib.kernels.latent.hopper_limits import latent_input_refusal
-from course_lib.kernels.latent.reference import latent_decode_reference
 
 
 def inputs(heads=16, capacity=128, width=576, dtype=torch.bfloat16):
@@ -69,22 +67,8 @@ def test_a_wider_row_is_no_obstacle():
 )
 def test_another_machine_is_told_so():
     query, cache = inputs()
-    with pytest.raises(RuntimeError, match="latent_decode_hopper: .*latent_decode takes these inputs"):
+    with pytest.raises(RuntimeError, match="latent_decode_hopper: .*latent_decode_attention takes these inputs"):
         latent_decode_hopper(query, cache, torch.tensor([128, 1]), scale=0.1)
-
-
-def test_without_hopper_the_portable_kernel_answers():
-    """The dispatcher asks the machine, and hands arguments that are no tensors on, to be refused in a sentence."""
-    query, cache = torch.randn(2, 1, 4, 576), torch.randn(2, 70, 576)
-    lengths = torch.tensor([70, 3])
-    exact = latent_decode_reference(query, cache, lengths, scale=0.1)
-    torch.testing.assert_close(latent_decode(query, cache, lengths, scale=0.1), exact, rtol=1e-4, atol=1e-5)
-    tables = torch.tensor([[0, 1], [2, 0]])
-    pages = torch.cat([cache[0, :64], cache[0, 64:], torch.zeros(58, 576), cache[1, :64]]).view(3, 64, 576)
-    paged = paged_latent_decode(query, pages, tables, lengths, scale=0.1)
-    torch.testing.assert_close(paged, exact, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="query is a list"):
-        latent_decode([1], cache, lengths, scale=0.1)
 
 
 def test_keys_are_split_until_the_chip_is_full_and_not_further():

@@ -1,1 +1,1 @@
-"""The worker's program. Only `wire` is imported by the course; the rest runs in the worker process."""
+"""The worker's program. The course imports `wire` and `pace`; the rest runs in the worker alone."""

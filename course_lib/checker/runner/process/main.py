@@ -4,7 +4,7 @@ Started as a script: `python main.py FD TRAFFIC_FOLDER COURSE_ROOT [ARCHITECTURE
 then forks one child for every check (see `child`); when that crashes, hangs or prints without end, only the child
 dies. With a GPU's architecture, 90 for (9, 0), the next child opens the GPU before there is a job for it. The course
 itself is not importable here, and where the kernel helps not readable either (see `isolation`): no oracle, solution or
-library kernel. The files of this folder therefore import nothing of it but each other.
+library kernel. The files of this folder therefore import nothing of it but each other and those of `checker/common`.
 
 Messages to the worker: a JSON header (limits), then the job (see `wire`). Messages back: b"F" + a frame of the child,
 and at the end b"E" + JSON on how the child ended.
@@ -30,6 +30,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "common"))  # `main` takes it out again
 
 import graphs
 import pace

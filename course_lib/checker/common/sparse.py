@@ -1,8 +1,7 @@
 """Tensors whose elements lie gigabytes apart, in memory of which only the pages that are touched exist.
 
 An offset that is worked out in 32 bits is right up to 2³¹ elements. Whether an answer counts further is seen on three
-rows 2³⁰ elements apart, and these cost no more memory than three rows. Self-contained (standard library and torch),
-because the worker loads this file without the rest of the course.
+rows 2³⁰ elements apart, and these cost no more memory than three rows.
 """
 
 from __future__ import annotations
