@@ -841,7 +841,7 @@ def pages_taken(share_prefixes):
         allocator.fork(19, f"answer {answer}")
     for answer in (19, *(f"answer {number}" for number in range(1, 8))):
         for token in range(100):
-            copies += len(allocator.append(answer, [1_000_000 + token]).copies)
+            copies += len(allocator.append(answer, [1_000_000 + token]))
     return taken, allocator.pool.in_use - taken, copies
 
 
@@ -954,7 +954,8 @@ print(f"pages: about {fits:.1f} at a time, about {max(steps / fits, max(wanted) 
 # %%
 from course_lib.figures.paged.pool_over_time import draw_pool_over_time
 from course_lib.models.plugged import each_member, who_runs
-from course_lib.serving.caches.sequences import SequencePages, WholeRuns
+from course_lib.serving.caches.sequences import SequencePages
+from course_lib.serving.memory import WholeRuns
 from course_lib.serving.together import write_together
 
 print(who_runs({"allocator (6.2)": BestPageAllocator, "slots (6.3)": best_slot_mapping, "append (6.4)": best_append,

@@ -929,7 +929,7 @@ best_fast_decode = check("8.6", fast_decode).best
 
 # %%
 from course_lib.figures.attention.context_scaling import context_scaling_figure
-from course_lib.hardware.graphs import recorded  # a function as a CUDA graph, made as above
+from course_lib.hardware.graphs import captured  # a function as a CUDA graph, made as above
 
 
 def sdpa_flash_decode(query, key, value):
@@ -962,7 +962,7 @@ def times_over_context(contexts):
                 f"splits, {threads} cores": partial(in_splits, query, key, value, 2 * threads),
             }
         for name, run in runs.items():
-            timing = measure(recorded(run) if on_gpu else run, seconds=0.15, device=device)
+            timing = measure(captured(run) if on_gpu else run, seconds=0.15, device=device)
             times.setdefault(name, {})[context] = timing.median if on_gpu else timing.best
     return times
 

@@ -848,7 +848,7 @@ context = 131_072 if not on_gpu or machine().memory_bytes > 8e9 else 32_768
 here = times_of_plans(roof.matmul_rate[unit], roof.fma_rate / 2, roof.memory_bandwidth, context)
 step_times = {}
 if on_gpu:
-    from course_lib.hardware.graphs import recorded  # a function as a CUDA graph, as in chapter 08
+    from course_lib.hardware.graphs import captured  # a function as a CUDA graph, as in chapter 08
     from course_lib.hardware.timing import measure_together
     from course_lib.kernels.decode.attention import decode_attention
     from course_lib.kernels.quantised.append import append_to_int4_cache
@@ -867,7 +867,7 @@ if on_gpu:
         "fuse": partial(int4_decode_attention, query, cache, lengths, validate=False),
         "yours (12.5)": partial(best_int4_decode, query, *yours),
     }
-    graphs = {name: recorded(step) for name, step in steps.items()}  # so that Python's own time does not count
+    graphs = {name: captured(step) for name, step in steps.items()}  # so that Python's own time does not count
     step_times = {name: timing.median for name, timing in measure_together(graphs, device=device).items()}
     for name, seconds in step_times.items():
         print(f"{name:14} {format_seconds(seconds):>9}, {step_times['keep'] / seconds:.2f} times as fast as keep")
@@ -887,9 +887,9 @@ draw_plan_gains(here, f"INT4 and {context:,} tokens of context on {roof.device}"
 
 # %%
 from course_lib.figures.quantised.measured import draw_measured_decode
-from course_lib.figures.recorded import recorded as recorded_run
+from course_lib.figures.recorded import recorded
 
-draw_measured_decode(recorded_run("quantised", "h100"))
+draw_measured_decode(recorded("quantised", "h100"))
 
 # %% [markdown]
 # In e4m3 the course's kernel is 1.73 to 1.83 times as fast as in 16 bits, which is close to the 2 that its bytes

@@ -260,7 +260,7 @@ def decode_step(query, key, value, positions, key_cache, value_cache, output) ->
 best_decode_step = check("14.2", decode_step).best
 
 # %% [markdown]
-# On a GPU the next cell captures your step with the course's `recorded`, which warms up, captures, and returns a
+# On a GPU the next cell captures your step with the course's `captured`, which warms up, captures, and returns a
 # function that replays. The cell times calls of your step from Python against replays. **Predict** how many times as
 # fast the replay is.
 
@@ -269,7 +269,7 @@ predict("14 your step, called over replayed", ..., "times")
 
 # %%
 if on_gpu:
-    from course_lib.hardware.graphs import recorded
+    from course_lib.hardware.graphs import captured
     from course_lib.hardware.timing import measure_together
 
     def buffers(batch=1, heads=32, capacity=1024, head_dim=128):
@@ -278,7 +278,7 @@ if on_gpu:
         return *rows, torch.full((batch,), 500, device=device), *caches, torch.empty_like(rows[0])
 
     call = partial(best_decode_step, *buffers())
-    times = measure_together({"called": call, "replayed": recorded(call)}, device=device)
+    times = measure_together({"called": call, "replayed": captured(call)}, device=device)
     for name, timing in times.items():
         print(f"{name:9} {format_seconds(timing.median)}")
     measured("14 your step, called over replayed", times["called"].median / times["replayed"].median, "times")
@@ -578,7 +578,7 @@ if on_gpu:
             torch.add(self.inputs[copy], 1.0, out=self.outputs[copy])
 
         def capture(self, copies):
-            return recorded(lambda: [self.launch(copy) for copy in copies] and None)
+            return captured(lambda: [self.launch(copy) for copy in copies] and None)
 
         def event(self):
             event = torch.cuda.Event(enable_timing=True)
@@ -697,9 +697,9 @@ predict("14 five kernels a layer in a graph, started early or not", ..., "times"
 
 # %%
 from course_lib.figures.launches.timeline import draw_layer
-from course_lib.figures.recorded import recorded as recorded_run
+from course_lib.figures.recorded import recorded
 
-run = recorded_run("steps", "h100")
+run = recorded("steps", "h100")
 llama = run["models"]["Llama-3.2-1B"]
 alone = llama["batches"]["1"]
 draw_layer([(title, alone[name]["layer_us"], alone[name]["layer"])
@@ -720,7 +720,7 @@ for name in ("five kernels, launched", "five kernels", "dependent", "one kernel"
 
 if on_gpu:
     from course_lib.hardware.device import supports_bfloat16
-    from course_lib.hardware.graphs import recorded
+    from course_lib.hardware.graphs import captured
     from course_lib.hardware.timing import measure_together
     from course_lib.kernels.layer.launched import dependent_launches
     from course_lib.models.config import ModelConfig
@@ -732,7 +732,7 @@ if on_gpu:
     sixteen_bits = torch.bfloat16 if supports_bfloat16() else torch.float16
     model = Decoder(shape).to(device, sixteen_bits).requires_grad_(False)
     names = [name for name in FORMS if name != "dependent" or dependent_launches()]
-    steps = {name: recorded(SingleDecoder(model, 20_000, name).step) for name in names}
+    steps = {name: captured(SingleDecoder(model, 20_000, name).step) for name in names}
     print("\nfour of its layers on your GPU, in a graph")
     timings = measure_together(steps, device=device)
     for name, timing in timings.items():
@@ -939,9 +939,9 @@ from functools import partial
 from course_lib.models.plugged import paged_step_of_heads, who_runs
 from course_lib.models.tiny import tiny_text
 from course_lib.models.trained import trained_model
-from course_lib.serving.caches.latent_sequences import slots_in_pages
-from course_lib.serving.caches.sequences import SteppedPages, WholeRuns
+from course_lib.serving.caches.sequences import SteppedPages
 from course_lib.serving.captured import CapturedDecoder
+from course_lib.serving.memory import WholeRuns
 from course_lib.serving.together import write_together
 
 decoder = trained_model("tiny", device=device).requires_grad_(False)
@@ -962,8 +962,8 @@ def empty_cache():
     """Pages for all sequences, and one more for the rows behind a batch."""
     pages = sequences * columns
     return SteppedPages(
-        decoder.config, pages + 1, page_size, allocator=WholeRuns(pages, page_size, reserved),
-        slot_mapping=slots_in_pages, append=store, step=paged_step_of_heads(best_paged_step), device=device,
+        decoder.config, pages + 1, page_size, allocator=WholeRuns(pages, page_size, reserved), append=store,
+        step=paged_step_of_heads(best_paged_step), device=device,
     )
 
 
@@ -987,13 +987,13 @@ print(f"{len(plain.running)} steps with batches of {min(plain.running)} to {max(
 predict("14 the model, captured over launched one by one", ..., "times")
 
 # %%
-from course_lib.hardware.graphs import compiled, recorded, recorded_on_cpu
+from course_lib.hardware.graphs import captured, captured_on_cpu, compiled
 
 
-def with_graphs(record):
+def with_graphs(capture):
     cache = empty_cache()
-    how = partial(record, static=cache.memory) if record is compiled else record
-    return CapturedDecoder(decoder, cache, batches=buckets, columns=(columns,), record=how)
+    how = partial(capture, static=cache.memory) if capture is compiled else capture
+    return CapturedDecoder(decoder, cache, batches=buckets, columns=(columns,), capture=how)
 
 
 def written_by(model, cache):
@@ -1005,8 +1005,8 @@ def written_by(model, cache):
 
 if on_gpu:
     speeds = {"launched one by one": written_by(decoder, empty_cache())[1]}
-    for name, record in (("compiled", compiled), ("captured", recorded)):
-        graphs = with_graphs(record)
+    for name, capture in (("compiled", compiled), ("captured", captured)):
+        graphs = with_graphs(capture)
         written_by(graphs, graphs.cache)  # so that everything is warm
         before = graphs.replayed
         texts, speed = written_by(graphs, graphs.cache)
@@ -1021,7 +1021,7 @@ if on_gpu:
         measured("14 the model, captured over launched one by one", speeds["captured"] / speeds["launched one by one"],
                  "times")
 else:
-    graphs = with_graphs(recorded_on_cpu)
+    graphs = with_graphs(captured_on_cpu)
     texts, _ = written_by(graphs, graphs.cache)
     print(graphs.report())
     print(f"the same texts as without: {texts == plain.texts}")

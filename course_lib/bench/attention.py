@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from course_lib.hardware.ceilings.measured import ceilings
 from course_lib.hardware.device import machine, supports_bfloat16
-from course_lib.hardware.graphs import recorded
+from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure_together
 from course_lib.home import course_home
 from course_lib.kernels.attention.flash import flash_attention
@@ -132,7 +132,7 @@ def measure_row(row: Row, columns: dict) -> dict:
             results[name] = {"missing": "does not fit"}
             continue
         try:
-            replay = recorded(functools.partial(attention, query, key, value, row.causal))
+            replay = captured(functools.partial(attention, query, key, value, row.causal))
             output = replay()
             torch.cuda.synchronize()
         except (RuntimeError, ValueError) as error:  # a backend that this machine or this PyTorch lacks

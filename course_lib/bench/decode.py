@@ -25,7 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from course_lib.bench.attention import LARGEST_DIFFERENCE, SECONDS_PER_FIGURE, clocks
 from course_lib.hardware.ceilings.measured import ceilings
 from course_lib.hardware.device import machine, supports_bfloat16
-from course_lib.hardware.graphs import recorded
+from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure
 from course_lib.home import course_home
 from course_lib.kernels.decode.attention import decode_attention
@@ -143,7 +143,7 @@ def measure_row(row: Row) -> dict:
     reference = None
     for name, decode in implementations(row, *inputs):
         try:
-            replay = recorded(decode)
+            replay = captured(decode)
             result = replay()
             torch.cuda.synchronize()
         except RuntimeError as error:  # a backend that this machine or this PyTorch lacks

@@ -19,7 +19,7 @@ import torch
 
 from course_lib.bench.attention import clocks
 from course_lib.hardware.device import machine
-from course_lib.hardware.graphs import recorded
+from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure, measure_together
 from course_lib.home import course_home
 from course_lib.kernels.attention.reference import attention_reference
@@ -101,7 +101,7 @@ def measure_row(head_dim: int, length: int, causal: bool) -> dict:
         "bf16": functools.partial(flash_attention_hopper, query, key, value, causal=causal),
         "fp8": functools.partial(flash_attention_fp8, inputs, causal=causal),
     }
-    timings = measure_together({name: recorded(run) for name, run in runs.items()}, seconds=SECONDS_PER_FIGURE)
+    timings = measure_together({name: captured(run) for name, run in runs.items()}, seconds=SECONDS_PER_FIGURE)
     row = {name: timing.rate(flops) / 1e12 for name, timing in timings.items()}
     quantise = functools.partial(quantise_for_attention, query, key, value)
     return row | {"quantise_us": measure(quantise, seconds=SECONDS_PER_FIGURE).median * 1e6}

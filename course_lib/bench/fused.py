@@ -4,7 +4,7 @@ bf16, tensors of about a gigabyte. Bandwidth counts the bytes that must move at 
 once, for cross-entropy the logits once and their gradient once. A form that reads a row twice shows as slower. The
 share is that of PyTorch's copy of a gigabyte, measured before.
 
-Each form is a replayed CUDA graph where it can be recorded, and a call otherwise ("called"); all of a row are timed in
+Each form is a replayed CUDA graph where it can be captured, and a call otherwise ("called"); all of a row are timed in
 turns (`measure_together`), the L2 cache flushed before each. Results are compared with float64 on the first rows, the
 error relative to their norm. Figures, versions and clocks go to fused.json in the bench folder.
 """
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from course_lib.bench.attention import clocks
 from course_lib.bench.softmax import copy_bandwidth
 from course_lib.hardware.device import machine, supports_bfloat16
-from course_lib.hardware.graphs import recorded
+from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure_together
 from course_lib.hardware.units import format_bandwidth
 from course_lib.home import course_home
@@ -362,7 +362,7 @@ def measure_problem(problem: Problem, copy: float) -> dict[str, dict]:
             results[name]["missing"] = f"wrong: its error is {error:.1e}"
             continue
         try:
-            runs[name] = recorded(function)
+            runs[name] = captured(function)
         except RuntimeError:  # it waits for the GPU somewhere
             runs[name] = function
             results[name]["called"] = True

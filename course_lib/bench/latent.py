@@ -21,7 +21,7 @@ import torch
 from course_lib.bench.attention import clocks
 from course_lib.figures.latent.beside_flashinfer import COLORS, draw_beside_flashinfer
 from course_lib.hardware.device import machine, supports_bfloat16
-from course_lib.hardware.graphs import recorded
+from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure_together
 from course_lib.home import course_home
 from course_lib.kernels.latent.attention import latent_decode_attention, paged_latent_decode_attention
@@ -97,7 +97,7 @@ def implementations(query, cache, lengths) -> dict:
     with contextlib.suppress(ImportError):
         from course_lib.kernels.latent.hopper import latent_decode_hopper, paged_latent_decode_hopper
 
-        options = {"scale": SCALE, "validate": False}  # to look at lengths waits for the GPU: no graph can record it
+        options = {"scale": SCALE, "validate": False}  # to look at lengths waits for the GPU: no graph can capture it
         found["Hopper"] = functools.partial(latent_decode_hopper, query, cache, lengths, **options)
         found["Hopper, pages"] = functools.partial(paged_latent_decode_hopper, query, pages, tables, lengths, **options)
     with contextlib.suppress(ImportError):
@@ -128,7 +128,7 @@ def measure_row(row: Row) -> dict:
     replays = {}
     for name, decode in implementations(query, cache, lengths).items():
         try:
-            replay = recorded(decode)
+            replay = captured(decode)
             output = replay().view(row.batch, 1, row.heads, VALUE_DIM)[few].double()
             torch.cuda.synchronize()
         except (RuntimeError, ValueError) as refusal:  # what this machine or this library cannot do

@@ -23,7 +23,7 @@ import torch
 from course_lib.bench.attention import clocks
 from course_lib.bench.decode import host_seconds
 from course_lib.hardware.device import machine
-from course_lib.hardware.graphs import recorded
+from course_lib.hardware.graphs import captured
 from course_lib.hardware.meter.traffic import launches_through
 from course_lib.hardware.prepared import Prepared, prepared
 from course_lib.home import course_home
@@ -103,7 +103,7 @@ def measure(problem: dict) -> dict[str, dict]:
         results["prepared"]["missing"] = step.reason
     elif on_gpu:
         results["prepared"]["host_us"] = host_seconds(functools.partial(step, *inputs)) * 1e6
-        results["replayed"] = {"host_us": host_seconds(recorded(list(ways.values())[-1])) * 1e6}
+        results["replayed"] = {"host_us": host_seconds(captured(list(ways.values())[-1])) * 1e6}
     return results
 
 

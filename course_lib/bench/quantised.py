@@ -23,7 +23,7 @@ import torch
 from course_lib.bench.attention import clocks
 from course_lib.bench.decode import HEAD_DIM, in_pages
 from course_lib.hardware.device import machine, supports_bfloat16
-from course_lib.hardware.graphs import recorded
+from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure_together
 from course_lib.home import course_home
 from course_lib.kernels.decode.reference import paged_decode_reference
@@ -151,7 +151,7 @@ def measure_row(row: Row) -> dict:
     found = forms(row, dtype)
     for name, form in found.items():
         try:
-            replay = recorded(form.decode)
+            replay = captured(form.decode)
             output = replay()[:CHECKED_SEQUENCES].double()
             torch.cuda.synchronize()
         except (RuntimeError, ValueError) as refusal:  # what this machine or this library cannot do

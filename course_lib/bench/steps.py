@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from course_lib.bench.attention import clocks
 from course_lib.bench.decode import host_seconds
 from course_lib.hardware.device import machine, supports_bfloat16
-from course_lib.hardware.graphs import compiled, recorded
+from course_lib.hardware.graphs import captured, compiled
 from course_lib.home import course_home
 from course_lib.kernels.attention.dispatch import attention
 from course_lib.kernels.decode.append import append_to_pages
@@ -38,9 +38,9 @@ from course_lib.kernels.paged.attention import paged_decode_attention
 from course_lib.models.config import PRESETS, ModelConfig
 from course_lib.models.decoder import Decoder
 from course_lib.models.tiny import TINY
-from course_lib.serving.caches.latent_sequences import slots_in_pages
-from course_lib.serving.caches.sequences import SequencePages, SteppedPages, WholeRuns
+from course_lib.serving.caches.sequences import SequencePages, SteppedPages
 from course_lib.serving.captured import CapturedDecoder
+from course_lib.serving.memory import WholeRuns
 from course_lib.serving.single import SingleDecoder
 
 MODELS = {"small": TINY, "Llama-3.2-1B": PRESETS["Llama-3.2-1B"]}
@@ -76,8 +76,8 @@ def pages_of(model: Decoder, batch: int, context: int, plain: bool):
     columns = -(-(context + (ROUNDS + 3) * STEPS + 8) // PAGE)
     pages = batch * columns
     options: dict[str, Any] = {
-        "allocator": WholeRuns(pages, PAGE, columns * PAGE), "slot_mapping": slots_in_pages, "attention": attention,
-        "append": functools.partial(append_to_pages, validate=False), "dtype": model.dtype, "device": "cuda",
+        "allocator": WholeRuns(pages, PAGE, columns * PAGE), "attention": attention, "dtype": model.dtype,
+        "append": functools.partial(append_to_pages, validate=False), "device": "cuda",
     }  # fmt: skip
     cache: SequencePages
     if plain:
@@ -115,8 +115,8 @@ def batched(name: str, model: Decoder, batch: int, form: str) -> dict:
     cache, columns = pages_of(model, batch, context, form == "compiled")
     run: Callable = model
     if form != "eager":
-        record = functools.partial(compiled, static=cache.memory) if form == "compiled" else recorded
-        run = CapturedDecoder(model, cache, batches=(batch,), columns=(columns,), record=record)
+        capture = functools.partial(compiled, static=cache.memory) if form == "compiled" else captured
+        run = CapturedDecoder(model, cache, batches=(batch,), columns=(columns,), capture=capture)
     fill(cache, batch, context)
     token = torch.zeros(batch, 1, dtype=torch.int64, device="cuda")
 
@@ -149,17 +149,17 @@ def trace_of(step: Callable) -> list[tuple[str, float, float]]:
     return sorted(((name[:60], begin - first, taken) for name, begin, taken in kernels), key=lambda kernel: kernel[1])
 
 
-def alone(name: str, model: Decoder, form: str, captured: bool) -> dict:
+def alone(name: str, model: Decoder, form: str, as_graph: bool) -> dict:
     """{"us"} of a step of one sequence by `SingleDecoder`; with a graph "kernels_us", and what `layer_of` finds."""
     writer = SingleDecoder(model, CONTEXT[name] + (ROUNDS + 6) * STEPS * 4, form)
-    step = recorded(writer.step) if captured else writer.step
+    step = captured(writer.step) if as_graph else writer.step
     writer.state.position.fill_(CONTEXT[name])
     writer.length = CONTEXT[name]
     with torch.no_grad():
         for _ in range(STEPS):
             step()
         result: dict = {"us": seconds_of_step(step) * 1e6}
-        if captured:
+        if as_graph:
             trace = trace_of(step)
             result["kernels_us"] = sum(taken for _, _, taken in trace)
             if form != "one kernel":

@@ -1,9 +1,9 @@
-"""CUDA graphs: the launches of a function recorded once, and sent to the GPU again by a single call.
+"""CUDA graphs: the launches of a function captured once, and sent to the GPU again by a single call.
 
 A step of decode takes the host 50 to 100 µs in Python and the GPU perhaps ten. Timed as a call, the host is all that
-one sees. Serving systems record the step and replay it, which costs the host 5 µs; and so it is timed here.
+one sees. Serving systems capture the step and replay it, which costs the host 5 µs; and so it is timed here.
 
-Where there is no GPU, `recorded_on_cpu` keeps PyTorch's operations instead of launches. What a graph would fix is fixed
+Where there is no GPU, `captured_on_cpu` keeps PyTorch's operations instead of launches. What a graph would fix is fixed
 there as well, so a step that replays rightly there has baked nothing in. It saves no time.
 """
 
@@ -17,15 +17,15 @@ from torch.utils._pytree import tree_flatten
 from course_lib.hardware.meter.traffic import record_launches
 
 
-def recorded(function):
+def captured(function):
     """A function that replays what `function()` launches, as a CUDA graph.
 
-    The graph keeps every grid, every number and every pointer of the recording: tensors that `function` reads may get
+    The graph keeps every grid, every number and every pointer of the capture: tensors that `function` reads may get
     other contents, and must stay where they are; those that the function itself holds are kept alive. Each replay
-    returns the same object, what `function` returned when it was recorded, with new contents. Before it is recorded,
+    returns the same object, what `function` returned when it was captured, with new contents. Before it is captured,
     `function` is called twice: to compile, and to see whether it waits.
 
-    Raises a RuntimeError where there is no GPU, and for a function that cannot be recorded: one that waits for the GPU
+    Raises a RuntimeError where there is no GPU, and for a function that cannot be captured: one that waits for the GPU
     (`.item()`, `.tolist()`, a comparison in an `if`) or copies from ordinary memory.
     """
     if not torch.cuda.is_available():
@@ -40,7 +40,7 @@ def recorded(function):
     except RuntimeError as error:
         why = str(error).strip().splitlines()[0]
         raise RuntimeError(
-            f"This function cannot be recorded as a CUDA graph: it waits for the GPU somewhere, or "
+            f"This function cannot be captured as a CUDA graph: it waits for the GPU somewhere, or "
             f"copies from ordinary memory ({why})."
         ) from error
 
@@ -48,17 +48,17 @@ def recorded(function):
         graph.replay()
         return result
 
-    replay.recorded = function  # the tensors that it reads live as long as the graph
+    replay.captured = function  # the tensors that it reads live as long as the graph
     return replay
 
 
 def compiled(function, *, static=()):
     """`function()`, compiled by `torch.compile(mode="reduce-overhead")`: operations merged, and a graph of the rest.
 
-    static: tensors that `function` writes and that stay where they are, caches for instance. PyTorch records no graph
+    static: tensors that `function` writes and that stay where they are, caches for instance. PyTorch captures no graph
         of a function that writes into others, and copies others that it reads at each call.
 
-    Compiles and records before it returns, which takes seconds to minutes. A result is overwritten by the next call.
+    Compiles and captures before it returns, which takes seconds to minutes. A result is overwritten by the next call.
     Raises a RuntimeError where there is no GPU, and PyTorch's own, which are RuntimeErrors, for what it cannot compile.
     """
     if not torch.cuda.is_available():
@@ -66,7 +66,7 @@ def compiled(function, *, static=()):
     for tensor in static:
         torch._dynamo.mark_static_address(tensor)
     call = torch.compile(function, mode="reduce-overhead", fullgraph=True, dynamic=False)
-    for _ in range(3):  # it compiles, warms up, and records
+    for _ in range(3):  # it compiles, warms up, and captures
         call()
     return call
 
@@ -74,7 +74,7 @@ def compiled(function, *, static=()):
 def call_without_waiting(function) -> None:
     """Call `function`; a RuntimeError where it waits for the GPU.
 
-    Found out in time: after a recording that broke off, PyTorch (seen with 2.11) draws no random numbers on the GPU any
+    Found out in time: after a capture that broke off, PyTorch (seen with 2.11) draws no random numbers on the GPU any
     more.
     """
     before = torch.cuda.get_sync_debug_mode()
@@ -90,24 +90,24 @@ def call_without_waiting(function) -> None:
 LISTS = ("tolist", "numpy", "__array__")  # no operations of PyTorch's, and they need the numbers all the same
 
 
-def recorded_on_cpu(function):
-    """A function that replays what `function()` does on the CPU, as `recorded` makes one for a GPU.
+def captured_on_cpu(function):
+    """A function that replays what `function()` does on the CPU, as `captured` makes one for a GPU.
 
     Every operation of PyTorch is kept with its numbers, the tensors that it read and the tensor that it made. A replay
     runs them again on the same memory, and `function` is not called. Before that it is called twice: to warm up, and to
-    be recorded. Other than on a GPU the recording computes a result, too.
+    be captured. Other than on a GPU the capture computes a result, too.
 
-    Raises a RuntimeError for a function that a GPU could not record, and for one that launches a Triton kernel, which
+    Raises a RuntimeError for a function that a GPU could not capture, and for one that launches a Triton kernel, which
     is no operation of PyTorch's.
     """
     function()
     tape = Tape()
-    with record_launches() as launches, NoLists("This function cannot be recorded"), tape:
+    with record_launches() as launches, NoLists("This function cannot be captured"), tape:
         result = function()
     if launches:
         raise RuntimeError(
             f"This function launches the Triton kernel {launches[0].kernel}, and without a GPU only PyTorch's own "
-            "operations are recorded. Use functions of PyTorch's there."
+            "operations are captured. Use functions of PyTorch's there."
         )
 
     def replay():
@@ -144,7 +144,7 @@ class Tape(TorchDispatchMode):
             return made
         why = why_no_graph(operation, args)
         if why is not None:
-            raise RuntimeError(f"This function cannot be recorded: {why}.")
+            raise RuntimeError(f"This function cannot be captured: {why}.")
         made = operation(*args, **(kwargs or {}))
         self.done.append((operation, args, kwargs or {}, made))
         return made

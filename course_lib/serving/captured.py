@@ -1,4 +1,4 @@
-"""A model whose decode steps over a paged cache are recorded as CUDA graphs, and sent to the GPU by one call each.
+"""A model whose decode steps over a paged cache are captured as CUDA graphs, and sent to the GPU by one call each.
 
 A step of the small model is some 170 launches, and each takes the host 5 to 10 µs. A graph sends them all with one call
 (see `course_lib.hardware.graphs`); what is left to the host is to say which tokens the step is for.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from course_lib.hardware.graphs import recorded
+from course_lib.hardware.graphs import captured
 from course_lib.hardware.staging import Staging
 from course_lib.kernels.decode.append import check_slots
 from course_lib.kernels.decode.checks import check_tables
@@ -31,13 +31,13 @@ class CapturedStep:
     """One graph: a decode step of `rows` sequences whose tables have `columns` pages.
 
     Args:
-        model, cache, spare_page, record: as for `CapturedDecoder`.
+        model, cache, spare_page, capture: as for `CapturedDecoder`.
         rows, columns: its sizes, at least 1.
 
-    It is recorded with all rows empty, so recording stores nothing in anybody's page. Raises what `record` raises.
+    It is captured with all rows empty, so that stores nothing in anybody's page. Raises what `capture` raises.
     """
 
-    def __init__(self, model: Decoder, cache: InPages, rows: int, columns: int, spare_page: int, record: Callable):
+    def __init__(self, model: Decoder, cache: InPages, rows: int, columns: int, spare_page: int, capture: Callable):
         self.model, self.cache, self.rows, self.columns = model, cache, rows, columns
         self.spare_page = spare_page
         # One block of memory here and on the device: filled by one copy. int32 stands two to a number.
@@ -54,7 +54,7 @@ class CapturedStep:
             with torch.no_grad():  # inference_mode, compiled, leaves PyTorch (2.11, 2.13) unusable
                 return model(self._tokens[:, None], self._view, last_only=True)  # [rows, 1, vocabulary]
 
-        self._replay = record(run)
+        self._replay = capture(run)
         self._modules = [(module._modules, name, child) for module in model.modules()
                          for name, child in module._modules.items()]  # fmt: skip
         self._addresses = [(module._parameters, name, weight.data_ptr()) for module in model.modules()
@@ -69,7 +69,7 @@ class CapturedStep:
             step: where they stand and go, on the CPU; at most `rows` sequences and `columns` pages each.
 
         Returns logits [batch, 1, vocabulary]; the next replay of this graph overwrites them.
-        Raises a ValueError when the step does not fit, and a RuntimeError when what was recorded has moved. Nothing is
+        Raises a ValueError when the step does not fit, and a RuntimeError when what was captured has moved. Nothing is
         launched then.
         """
         self._check_fit(tokens, step)
@@ -116,7 +116,7 @@ class CapturedStep:
             )
         if batch > self.rows or columns > self.columns:
             raise ValueError(
-                f"the step has {batch} sequences of up to {columns} pages; this graph was recorded for at most "
+                f"the step has {batch} sequences of up to {columns} pages; this graph was captured for at most "
                 f"{self.rows} sequences of {self.columns} pages. Take a larger one."
             )
         pages, page_size = self.cache.memory[0].shape[1], self.cache.page_size
@@ -141,7 +141,7 @@ class CapturedStep:
             moved.append("the cache's pages")
         if moved:
             raise RuntimeError(
-                f"{moved[0]} was replaced or moved after the step was recorded, and a graph would read the old memory. "
+                f"{moved[0]} was replaced or moved after the step was captured, and a graph would read the old memory. "
                 "Copy new contents into the same tensors, or make a new CapturedDecoder."
             )
 
@@ -156,14 +156,14 @@ class CapturedDecoder:
         batches, columns: sizes of graphs: sequences, and pages of the longest sequence. Each at least 1.
         spare_page: a page of the cache that the allocator never hands out; the last one when None. So a cache of
             `pages + 1` and an allocator of `pages`.
-        record: makes of a function one that replays it. `recorded_on_cpu` tries all of this without a GPU.
+        capture: makes of a function one that replays it. `captured_on_cpu` tries all of this without a GPU.
 
     Attributes:
         reason: why the last call ran without a graph, in a sentence; None when it was replayed.
         replayed: calls that were.
         plain: for each reason, the calls that were not.
 
-    Recording happens here, once for each size. It asks for memory for each, and for a second or so with new kernels.
+    The steps are captured here, once for each size. Each asks for memory, and for a second or so with new kernels.
     Raises a ValueError for sizes or a spare page that make no sense.
     """
 
@@ -175,7 +175,7 @@ class CapturedDecoder:
         batches: Sequence[int],
         columns: Sequence[int],
         spare_page: int | None = None,
-        record: Callable = recorded,
+        capture: Callable = captured,
     ):
         for name, sizes in (("batches", batches), ("columns", columns)):
             if not sizes or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
@@ -185,7 +185,7 @@ class CapturedDecoder:
         if not 0 <= spare_page < pages:
             raise ValueError(f"spare_page is {spare_page}; the cache has the pages 0 to {pages - 1}.")
         if cache.lengths:
-            raise ValueError(f"the cache holds {len(cache.lengths)} sequences; record before the first one comes.")
+            raise ValueError(f"the cache holds {len(cache.lengths)} sequences; capture before the first one comes.")
         self.model, self.cache = model, cache
         self.batches, self.columns = sorted(set(batches)), sorted(set(columns))
         self.reason: str | None = None
@@ -194,7 +194,7 @@ class CapturedDecoder:
         self._refusal: str | None = None
         try:
             for size in [(rows, width) for rows in self.batches for width in self.columns]:
-                self._steps[size] = CapturedStep(model, cache, *size, spare_page, record)
+                self._steps[size] = CapturedStep(model, cache, *size, spare_page, capture)
         except RuntimeError as error:
             self._refusal = str(error)
 
@@ -203,7 +203,7 @@ class CapturedDecoder:
         return self.model.device
 
     def __call__(self, tokens: torch.Tensor, cache=None, *, last_only: bool = False) -> torch.Tensor:
-        """As `Decoder.forward`, with the cache that was recorded. Replayed logits are overwritten by later calls."""
+        """As `Decoder.forward`, with the cache of the graphs. Replayed logits are overwritten by later calls."""
         if cache is not self.cache:
             raise ValueError("the cache is another one than that of the graphs; make a CapturedDecoder for it.")
         size, self.reason = self._choose(tokens)

@@ -5,7 +5,7 @@ a step is bound by reading the weights once. Here the weights are packed in the 
 number of a step, the next token and its position included, stays on the GPU, so a graph of a step replays by itself:
 
     writer = SingleDecoder(model, capacity=1024)
-    step = recorded(writer.step)        # course_lib.hardware.graphs; it runs some steps, so before a prompt is read
+    step = captured(writer.step)        # course_lib.hardware.graphs; it runs some steps, so before a prompt is read
     writer.write(prompt, 100, step)     # the prompt runs through the model
 
 Source of the kernels: `course_lib.kernels.layer`.
@@ -114,7 +114,7 @@ class SingleDecoder:
     def write(self, prompt: torch.Tensor, new_tokens: int, step=None) -> torch.Tensor:
         """The prompt and what follows it, int64 [1, tokens + new_tokens]: greedy.
 
-        step: what to call for each token, `self.step` or a recording of it. With a recording the host does not see
+        step: what to call for each token, `self.step` or a capture of it. With a capture the host does not see
         that steps were made, so this counts them.
         """
         self.read(prompt)

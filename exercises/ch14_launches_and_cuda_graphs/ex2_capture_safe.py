@@ -8,8 +8,8 @@ import torch
 
 from course_lib.checker import Case, Exercise, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.hardware.recorded_step import recorded_and_replayed
-from exercises.ch14_launches_and_cuda_graphs.not_recorded import NOT_RECORDED
+from course_lib.hardware.captured_step import captured_and_replayed
+from exercises.ch14_launches_and_cuda_graphs.not_captured import NOT_CAPTURED
 
 
 def stepped(query, key, value, positions, key_cache, value_cache):
@@ -51,7 +51,7 @@ def _inputs(draw, *, batch, heads, head_dim, capacity, first, replays=3, far=Fal
 
 def step_cases(draw):
     def case(name, **sizes):
-        return Case(name, _inputs(draw, **sizes), driver=recorded_and_replayed)
+        return Case(name, _inputs(draw, **sizes), driver=captured_and_replayed)
 
     return [
         case("one sequence, from nothing", batch=1, heads=1, head_dim=4, capacity=4, first=0),
@@ -109,7 +109,7 @@ EXERCISE = Exercise(
                 draw, batch=batch, heads=heads, head_dim=head_dim, capacity=capacity, first=None
             ),
             choices={"batch": (1, 3), "heads": (1, 4), "head_dim": (4, 15), "capacity": (Level(5, "5 places"), 33)},
-            driver=recorded_and_replayed,
+            driver=captured_and_replayed,
             most=4,
         ),
     ),
@@ -123,5 +123,5 @@ EXERCISE = Exercise(
         "torch.arange(capacity) <= positions[:, None]; use masked_fill with -inf for the rest.",
         "Write the result with output.copy_(...), and return nothing: a graph cannot hand out another tensor.",
     ),
-    mistakes=NOT_RECORDED,
+    mistakes=NOT_CAPTURED,
 )

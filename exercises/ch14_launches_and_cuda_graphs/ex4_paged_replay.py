@@ -9,9 +9,9 @@ import torch
 
 from course_lib.checker import Case, Exercise, edits, model_of
 from course_lib.checker.specification.contract import Contract
-from course_lib.hardware.recorded_step import recorded_and_replayed
+from course_lib.hardware.captured_step import captured_and_replayed
 from exercises.ch14_launches_and_cuda_graphs.filling import FILLING, filled, filled_in_turn, filling
-from exercises.ch14_launches_and_cuda_graphs.not_recorded import NOT_RECORDED
+from exercises.ch14_launches_and_cuda_graphs.not_captured import NOT_CAPTURED
 
 
 def stepped(query, key, value, slots, tables, lengths, key_pages, value_pages, then):
@@ -104,7 +104,7 @@ def _drawn(draw, *, batch, heads, head_dim, page_size, longest, filling=False):
 def paged_cases(draw):
     def step(name, lengths, heads=2, head_dim=8, page_size=4):
         sizes = {"heads": heads, "head_dim": head_dim, "page_size": page_size}
-        return Case(name, _inputs(draw, lengths=lengths, **sizes), "paged_step", recorded_and_replayed)
+        return Case(name, _inputs(draw, lengths=lengths, **sizes), "paged_step", captured_and_replayed)
 
     def fill(name, lengths, heads=2, head_dim=4, page_size=4):
         sizes = {"heads": heads, "head_dim": head_dim, "page_size": page_size}
@@ -128,7 +128,7 @@ CONTRACTS = (
         _drawn,
         choices={"batch": (1, 3), "heads": (1, 3), "head_dim": (4, 15), "page_size": (1, 3, 8), "longest": (1, 13)},
         entry="paged_step",
-        driver=recorded_and_replayed,
+        driver=captured_and_replayed,
         most=4,
     ),
     Contract(
@@ -209,5 +209,5 @@ EXERCISE = Exercise(
         "Look at all columns of the table in every replay, and do not use `longest`. Mask what is behind a sequence's "
         "end: only places with torch.arange(...) < lengths[:, None] count.",
     ),
-    mistakes=NOT_RECORDED,
+    mistakes=NOT_CAPTURED,
 )

@@ -199,7 +199,7 @@ def decode(folder: Path) -> None:
 
     import torch
 
-    from course_lib.hardware.graphs import recorded
+    from course_lib.hardware.graphs import captured
     from course_lib.kernels.decode.attention import decode_attention
     from course_lib.serving.caches.new import new_cache
 
@@ -212,7 +212,7 @@ def decode(folder: Path) -> None:
         # A replay repeats its addresses and lengths, so every replay is this one step.
         with contextlib.ExitStack() as stack:
             stack.callback(torch.cuda.synchronize)
-            trace(folder, "decode_graph", recorded(lambda: model(token, cache, last_only=True)))
+            trace(folder, "decode_graph", captured(lambda: model(token, cache, last_only=True)))
 
 
 def layered(slow: str):

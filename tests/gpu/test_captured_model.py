@@ -18,7 +18,7 @@ from course_lib.models.training import initialize
 from course_lib.serving.caches.sequences import SequencePages, SteppedPages
 from course_lib.serving.captured import CapturedDecoder
 from course_lib.serving.together import write_together
-from tests.serving.test_captured import Pages, slots_of
+from tests.serving.test_captured import Pages
 
 CONFIG = ModelConfig(
     vocabulary=256, layers=4, width=256, query_heads=8, key_heads=2, head_dim=64, hidden=512, context=512
@@ -41,7 +41,7 @@ def model_of(dtype=torch.float32):
 def cache_of(pages=100, page_size=16, dtype=torch.float32, **functions):
     """A cache with one page more than its allocator hands out, full of NaN where no token is."""
     cache = SequencePages(
-        CONFIG, pages + 1, page_size, allocator=Pages(pages, page_size), slot_mapping=slots_of, attention=attention,
+        CONFIG, pages + 1, page_size, allocator=Pages(pages, page_size), attention=attention,
         dtype=dtype, device="cuda", **{**KERNELS, **functions},
     )  # fmt: skip
     cache.keys.fill_(torch.nan)
@@ -104,7 +104,7 @@ def test_tokens_may_come_from_either_side(model):
     assert torch.equal(*found)
 
 
-def test_a_step_that_waits_is_not_recorded_says_so_and_leaves_the_gpu_usable(model):
+def test_a_step_that_waits_is_not_captured_says_so_and_leaves_the_gpu_usable(model):
     cache = cache_of(decode=paged_decode_attention)  # which reads the lengths to check them
     graphs = CapturedDecoder(model, cache, batches=(8,), columns=(16,))
     wanted = write_together(model, cache_of(), PROMPTS, 10).texts
@@ -124,17 +124,19 @@ def test_pages_that_were_replaced_are_refused(model):
             graphs(torch.tensor([[3]], device="cuda"), cache)
 
 
-def test_the_compilers_graphs_write_the_same_and_were_recorded(model):
+def test_the_compilers_graphs_write_the_same_and_were_captured(model):
     """The compiler says nothing where it leaves graphs out; it counts."""
     from torch._dynamo.utils import counters
 
     step, _ = catalog.reference("14.4")
     cache = SteppedPages(
-        CONFIG, 101, 16, allocator=Pages(100, 16), slot_mapping=slots_of, attention=attention, device="cuda",
+        CONFIG, 101, 16, allocator=Pages(100, 16), attention=attention, device="cuda",
         append=KERNELS["append"], step=paged_step_of_heads(step),
     )  # fmt: skip
     before = counters["inductor"]["cudagraph_skips"]
-    graphs = CapturedDecoder(model, cache, batches=(2, 8), columns=(16,), record=partial(compiled, static=cache.memory))
+    graphs = CapturedDecoder(
+        model, cache, batches=(2, 8), columns=(16,), capture=partial(compiled, static=cache.memory)
+    )
     wanted = write_together(model, cache_of(), PROMPTS, WANTED).texts
     assert write_together(graphs, cache, PROMPTS, WANTED).texts == wanted
     assert graphs.replayed > 0, graphs.report()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from course_lib.hardware.device import machine, supports_bfloat16
-from course_lib.hardware.graphs import recorded
+from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure
 from course_lib.kernels.decode.append import (
     append_to_cache,
@@ -275,24 +275,24 @@ def test_offsets_beyond_two_to_the_31_are_right():
     assert_right(paged_decode_attention, paged_decode_reference, query, pages, pages, table, lengths)
 
 
-def test_a_recorded_function_gives_new_results_for_new_contents():
+def test_a_captured_function_gives_new_results_for_new_contents():
     numbers = torch.arange(5.0, device="cuda")
-    replay = recorded(lambda: numbers * 2)
+    replay = captured(lambda: numbers * 2)
     numbers += 1
     assert replay().tolist() == [2, 4, 6, 8, 10]
 
 
-def test_a_function_that_waits_for_the_gpu_is_not_recorded_and_leaves_it_usable():
-    """A recording that breaks off leaves PyTorch's random numbers unusable: it must not begin."""
+def test_a_function_that_waits_for_the_gpu_is_not_captured_and_leaves_it_usable():
+    """A capture that breaks off leaves PyTorch's random numbers unusable: it must not begin."""
     numbers = torch.ones(5, device="cuda")
     with pytest.raises(RuntimeError, match="waits for the GPU"):
-        recorded(lambda: numbers * numbers.sum().item())
-    assert torch.randn(5, device="cuda").isfinite().all() and recorded(lambda: numbers + 1)().tolist() == [2] * 5
+        captured(lambda: numbers * numbers.sum().item())
+    assert torch.randn(5, device="cuda").isfinite().all() and captured(lambda: numbers + 1)().tolist() == [2] * 5
 
 
 def seconds(function) -> float:
     """Of a step on the GPU. Called from Python some take longer there, which says nothing of the kernel."""
-    return measure(recorded(function)).median
+    return measure(captured(function)).median
 
 
 @pytest.mark.skipif(machine().compute_capability != (9, 0), reason="the figures are those of Hopper")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from course_lib.hardware.device import interpreting, supports_bfloat16
-from course_lib.hardware.graphs import recorded
+from course_lib.hardware.graphs import captured
 from course_lib.kernels.decode.workspace import decode_workspace
 from course_lib.kernels.quantised.append import (
     append_to_fp8_cache,
@@ -126,7 +126,7 @@ def test_appending_gives_the_bytes_of_plain_pytorch(head_dim, dtype):
 
 
 def test_a_step_in_a_graph_follows_the_lengths_on_the_device():
-    """Appending and attending, recorded once, replayed at other lengths: across the end of a group too."""
+    """Appending and attending, captured once, replayed at other lengths: across the end of a group too."""
     dtype, heads, head_dim = torch.float16, 2, 128
     cache = empty_int4_cache(1, heads, head_dim, pages=4, dtype=dtype, device="cuda")
     tables = torch.tensor([[2, 0, 3, 1]], dtype=torch.int32, device="cuda")
@@ -141,7 +141,7 @@ def test_a_step_in_a_graph_follows_the_lengths_on_the_device():
             query, cache, tables, lengths, output=output, workspace=workspace, validate=False
         )
 
-    replay = recorded(step)
+    replay = captured(step)
     for position in (61, 62, 63, 64, 65):  # what stood in the window before is that of warming up, and finite
         positions.fill_(position)
         lengths.fill_(position + 1)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from course_lib.hardware.graphs import recorded
+from course_lib.hardware.graphs import captured
 from course_lib.kernels.layer.launched import decode_layer, dependent_launches
 from course_lib.kernels.layer.persistent import decode_layers
 from course_lib.models.config import ModelConfig
@@ -81,7 +81,7 @@ def test_all_forms_give_the_same_bits_every_time(shape):
     assert apart <= bound(results["launched"].double(), torch.bfloat16, 5 * shape[0])
 
 
-def test_forms_write_alike_recorded_and_not(model):
+def test_forms_write_alike_captured_and_not(model):
     prompt = torch.randint(0, 4096, (1, 19), device="cuda")
     texts = {}
     for form in forms():
@@ -89,7 +89,7 @@ def test_forms_write_alike_recorded_and_not(model):
         texts[form] = writer.write(prompt, 150)
         assert torch.equal(texts[form], SingleDecoder(model, 200, form).write(prompt, 150))
         writer = SingleDecoder(model, 200, form)
-        step = recorded(writer.step)
+        step = captured(writer.step)
         assert torch.equal(writer.write(prompt, 150, step), texts[form]), form
     assert torch.equal(texts["launched"], texts.get("dependent", texts["launched"]))
 
@@ -99,11 +99,11 @@ def test_logits_are_as_exact_as_the_models(model):
         assert_logits_as_exact_as_the_models(model, form)
 
 
-def test_a_recorded_step_keeps_its_decoder_alive_and_stays_within_the_cache(model):
+def test_a_captured_step_keeps_its_decoder_alive_and_stays_within_the_cache(model):
     prompt = torch.randint(0, 4096, (1, 19), device="cuda")
     wanted = SingleDecoder(model, 30).write(prompt, 12)
     writer = SingleDecoder(model, 30)
-    step = recorded(writer.step)
+    step = captured(writer.step)
     writer.read(prompt)
     token, after = writer.token, writer.state.position
     del writer

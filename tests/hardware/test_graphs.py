@@ -1,4 +1,4 @@
-"""What a CUDA graph is asked for without a GPU, and what stands in for one; with one, tests/gpu/test_decode.py records
+"""What a CUDA graph is asked for without a GPU, and what stands in for one; with one, tests/gpu/test_decode.py captures
 and replays."""
 
 import pytest
@@ -6,13 +6,13 @@ import torch
 import triton
 import triton.language as tl
 
-from course_lib.hardware.graphs import compiled, recorded, recorded_on_cpu
+from course_lib.hardware.graphs import captured, captured_on_cpu, compiled
 from course_lib.hardware.meter.traffic import repair_interpreter
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 def test_without_a_gpu_nothing_is_called_and_the_reason_is_said():
-    for make in (recorded, compiled):
+    for make in (captured, compiled):
         with pytest.raises(RuntimeError, match="need(s)? an NVIDIA GPU"):
             make(lambda: pytest.fail("called"))
 
@@ -24,16 +24,16 @@ def test_on_the_cpu_a_replay_reads_new_contents_and_calls_no_python():
         calls.append(1)
         return numbers.view(2, 2).t().softmax(-1) * 2
 
-    replay = recorded_on_cpu(function)
+    replay = captured_on_cpu(function)
     first = replay()
     numbers.copy_(torch.tensor([5.0, -1.0, 0.5, 3.0]))
     assert replay() is first and len(calls) == 2
     torch.testing.assert_close(first, numbers.view(2, 2).t().softmax(-1) * 2)
 
 
-def test_on_the_cpu_numbers_branches_and_names_stay_as_they_were_recorded():
+def test_on_the_cpu_numbers_branches_and_names_stay_as_they_were_captured():
     state = {"factor": 2.0, "buffer": torch.ones(3)}
-    replay = recorded_on_cpu(lambda: state["buffer"] * state["factor"])
+    replay = captured_on_cpu(lambda: state["buffer"] * state["factor"])
     state["factor"], state["buffer"] = 5.0, torch.full((3,), 7.0)
     assert replay().tolist() == [2.0, 2.0, 2.0]
 
@@ -45,7 +45,7 @@ def test_on_the_cpu_stores_in_place_and_through_indices_are_repeated():
         table[place] = row
         table[0] += 1
 
-    replay = recorded_on_cpu(function)
+    replay = captured_on_cpu(function)
     place.fill_(3), row.fill_(9.0), table.zero_()
     assert replay() is None and table.tolist() == [[1.0, 1.0], [0.0, 0.0], [0.0, 0.0], [9.0, 9.0]]
 
@@ -57,7 +57,7 @@ def test_on_the_cpu_what_was_made_without_gradients_can_be_replayed_anywhere():
         with torch.inference_mode():
             return numbers @ numbers
 
-    replay = recorded_on_cpu(function)
+    replay = captured_on_cpu(function)
     numbers.fill_(2.0)
     assert float(replay()) == 8.0
 
@@ -81,7 +81,7 @@ def test_on_the_cpu_what_was_made_without_gradients_can_be_replayed_anywhere():
         lambda x: x + torch.tensor([1.0, 2.0]),
     ],
 )
-def test_on_the_cpu_what_a_gpu_could_not_record_is_refused(function, inference):
+def test_on_the_cpu_what_a_gpu_could_not_capture_is_refused(function, inference):
     """`.item()` is one operation where no gradients are kept, and another one elsewhere; one of them got through."""
 
     def called():
@@ -89,8 +89,8 @@ def test_on_the_cpu_what_a_gpu_could_not_record_is_refused(function, inference):
             function(x)
 
     x = torch.ones(2)
-    with pytest.raises(RuntimeError, match="cannot be recorded"):
-        recorded_on_cpu(called)
+    with pytest.raises(RuntimeError, match="cannot be captured"):
+        captured_on_cpu(called)
     assert (x + torch.tensor([1.0, 2.0])).tolist() == [2.0, 3.0]  # and nothing is refused afterwards
 
 
@@ -104,4 +104,4 @@ def test_on_the_cpu_a_triton_kernel_is_refused_by_name():
     repair_interpreter()
     x = torch.zeros(1)
     with pytest.raises(RuntimeError, match="launches the Triton kernel one_more_kernel"):
-        recorded_on_cpu(lambda: one_more_kernel[(1,)](x))
+        captured_on_cpu(lambda: one_more_kernel[(1,)](x))

@@ -1,4 +1,4 @@
-"""Decode steps recorded and replayed: the same tokens as without, nobody's memory touched, and refusals in words."""
+"""Decode steps captured and replayed: the same tokens as without, nobody's memory touched, and refusals in words."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from course_lib.checker.specification import catalog
-from course_lib.hardware.graphs import recorded_on_cpu
+from course_lib.hardware.graphs import captured_on_cpu
 from course_lib.hardware.meter.traffic import repair_interpreter
 from course_lib.kernels.decode.append import append_to_pages
 from course_lib.kernels.paged.attention import paged_decode_attention
@@ -53,14 +53,6 @@ class Pages:
         return len(self.free_list)
 
 
-def slots_of(tables, lengths, new_tokens, page_size):
-    return torch.tensor([
-        table[place // page_size] * page_size + place % page_size
-        for table, length, new in zip(tables.tolist(), lengths.tolist(), new_tokens.tolist())
-        for place in range(length - new, length)
-    ])  # fmt: skip
-
-
 def append(key, value, key_pages, value_pages, slots):
     page_size = key_pages.shape[2]
     key_pages[slots // page_size, :, slots % page_size] = key
@@ -97,15 +89,15 @@ def model():
 
 def cache_of(pages=20, page_size=4, config=CONFIG, **functions):
     """A cache with one page more than its allocator hands out."""
-    functions = {"append": append, "decode": attend, "slot_mapping": slots_of, **functions}
+    functions = {"append": append, "decode": attend, **functions}
     cache = SequencePages(config, pages + 1, page_size, allocator=Pages(pages, page_size), **functions)
     cache.keys.fill_(3.0)  # finite, and nobody's
     cache.values.fill_(-5.0)
     return cache
 
 
-def captured(model, cache, batches=(1, 2, 4), columns=(2, 6), record=recorded_on_cpu, **options):
-    return CapturedDecoder(model, cache, batches=batches, columns=columns, record=record, **options)
+def captured(model, cache, batches=(1, 2, 4), columns=(2, 6), capture=captured_on_cpu, **options):
+    return CapturedDecoder(model, cache, batches=batches, columns=columns, capture=capture, **options)
 
 
 def by_calling(function):
@@ -141,7 +133,7 @@ def test_pages_that_change_hands_and_sequences_that_are_sent_back_make_no_differ
 
 def test_the_courses_kernels_take_padded_rows_and_wide_tables(model):
     wanted = write_together(model, cache_of(**KERNELS), PROMPTS, 4)
-    graphs = captured(model, cache := cache_of(**KERNELS), (3, 4), (6,), record=by_calling)
+    graphs = captured(model, cache := cache_of(**KERNELS), (3, 4), (6,), capture=by_calling)
     cache.keys[:, -1], cache.values[:, -1] = torch.nan, torch.nan  # the padded rows' page
     written = write_together(graphs, cache, PROMPTS, 4)
     assert written.texts == wanted.texts and graphs.replayed == len(written.running)
@@ -169,9 +161,7 @@ def test_a_model_with_latents_is_replayed_as_well():
 
 
 def stepped_pages(model, step):
-    return SteppedPages(
-        CONFIG, 21, 4, allocator=Pages(20, 4), slot_mapping=slots_of, append=append, step=paged_step_of_heads(step)
-    )
+    return SteppedPages(CONFIG, 21, 4, allocator=Pages(20, 4), append=append, step=paged_step_of_heads(step))
 
 
 def test_the_courses_answer_of_chapter_14_is_replayed_and_writes_the_same(model):
@@ -198,11 +188,11 @@ def test_the_compiler_takes_the_step_as_one_graph(model):
     step, _ = catalog.reference("14.4")
     wanted = write_together(model, cache_of(), PROMPTS, WANTED).texts
     whole = partial(torch.compile, backend="eager", fullgraph=True, dynamic=False)
-    graphs = captured(model, cache := stepped_pages(model, step), (2, 4), (6,), record=whole)
+    graphs = captured(model, cache := stepped_pages(model, step), (2, 4), (6,), capture=whole)
     assert write_together(graphs, cache, PROMPTS, WANTED).texts == wanted and graphs.replayed > 5
 
 
-def test_recording_and_padded_rows_write_to_no_page_but_the_spare_one(model):
+def test_capturing_and_padded_rows_write_to_no_page_but_the_spare_one(model):
     cache = cache_of()
     before = cache.keys.clone(), cache.values.clone()
     graphs = captured(model, cache, (4,), (6,))
@@ -294,7 +284,7 @@ def begun(model, cache, names=("a",), **options):
 
 def test_one_graph_refuses_what_is_larger_than_it(model):
     _, step = begun(model, cache := cache_of(), "abc")
-    with pytest.raises(ValueError, match="3 sequences of up to 1 pages; this graph was recorded for at most 2"):
+    with pytest.raises(ValueError, match="3 sequences of up to 1 pages; this graph was captured for at most 2"):
         step(torch.ones(3, 1, dtype=torch.int64), cache.step_on_host())
 
 
@@ -365,7 +355,7 @@ def test_memory_that_moved_is_refused_and_not_read(change):
     model = model_of()
     graphs, _ = begun(model, cache := cache_of())
     change(model, cache)
-    with pytest.raises(RuntimeError, match="replaced or moved after the step was recorded"):
+    with pytest.raises(RuntimeError, match="replaced or moved after the step was captured"):
         graphs(torch.tensor([[3]]), cache)
 
 
@@ -395,10 +385,10 @@ def test_sizes_that_make_no_sense_are_named(model, options, words):
         captured(model, cache_of(), **options)
 
 
-def test_a_cache_in_use_is_not_recorded(model):
+def test_a_cache_in_use_is_not_captured(model):
     cache = cache_of()
     cache.take(["a"], 2)
-    with pytest.raises(ValueError, match="holds 1 sequences; record before"):
+    with pytest.raises(ValueError, match="holds 1 sequences; capture before"):
         captured(model, cache)
 
 

@@ -8,8 +8,9 @@ from course_lib.kernels.latent.reference import latent_decode_reference
 from course_lib.models.config import Latent, ModelConfig, with_latent
 from course_lib.models.decoder import Decoder
 from course_lib.models.training import initialize
-from course_lib.serving.caches.latent_sequences import LatentPages, LatentRows, slots_in_pages
-from course_lib.serving.caches.sequences import SequencePages, SequenceRows, WholeRuns
+from course_lib.serving.caches.latent_sequences import LatentPages, LatentRows
+from course_lib.serving.caches.runs import slots_in_pages
+from course_lib.serving.caches.sequences import SequencePages, SequenceRows
 from course_lib.serving.generation import complete
 from course_lib.serving.together import write_together
 
@@ -115,8 +116,8 @@ def test_caches_of_keys_and_values_refuse_such_a_model_and_these_any_other():
     with pytest.raises(ValueError, match="Use LatentRows"):
         SequenceRows(CONFIG, 1, 4, append=print, step=print)
     with pytest.raises(ValueError, match="Use LatentPages"):
-        SequencePages(CONFIG, 2, 4, allocator=WholeRuns(2, 4, 8), slot_mapping=print, append=print, decode=print)
+        SequencePages(CONFIG, 2, 4, append=print, decode=print)
     with pytest.raises(ValueError, match="config.latent is None"):
         LatentRows(BASE, 1, 4)
     with pytest.raises(ValueError, match="config.latent is None"):
-        LatentPages(BASE, 2, 4, allocator=WholeRuns(2, 4, 8))
+        LatentPages(BASE, 2, 4)

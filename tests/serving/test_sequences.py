@@ -14,8 +14,9 @@ from course_lib.models.config import ModelConfig
 from course_lib.models.decoder import Decoder
 from course_lib.models.plugged import each_member
 from course_lib.models.training import initialize
-from course_lib.serving.caches.sequences import SequencePages, SequenceRows, WholeRuns
+from course_lib.serving.caches.sequences import SequencePages, SequenceRows
 from course_lib.serving.generation import complete
+from course_lib.serving.memory import BlockAllocator, WholeRuns
 from course_lib.serving.together import write_together
 
 CONFIG = ModelConfig(vocabulary=256, layers=2, width=32, query_heads=4, key_heads=2, head_dim=16, hidden=48, context=64)
@@ -41,32 +42,16 @@ def step(query, key, value, key_cache, value_cache, past):
     return decode_attention(query, key_cache, value_cache, past + 1)
 
 
-def slots_of(block_tables, lengths, new_tokens, page_size):
-    slots = []
-    for table, length, new in zip(block_tables.tolist(), lengths.tolist(), new_tokens.tolist()):
-        slots += [table[t // page_size] * page_size + t % page_size for t in range(length - new, length)]
-    return torch.tensor(slots)
-
-
 def rows_of(config=CONFIG, rows=4, capacity=32, append=append_to_cache_reference, step=step):
     return SequenceRows(config, rows, capacity, append=append, step=step)
 
 
 def pages_of(allocator, pages, page_size, config=CONFIG, **functions):
-    functions = {
-        "slot_mapping": slots_of,
-        "append": append_to_pages_reference,
-        "decode": paged_decode_attention,
-        **functions,
-    }
+    functions = {"append": append_to_pages_reference, "decode": paged_decode_attention, **functions}
     cache = SequencePages(config, pages, page_size, allocator=allocator, **functions)
     cache.keys.fill_(torch.nan)  # what no token was written to may be anything
     cache.values.fill_(torch.nan)
     return cache
-
-
-def allocator_of(pages, page_size):
-    return catalog.reference("6.2")[0](pages, page_size)
 
 
 def alone(model, new_tokens):
@@ -87,7 +72,7 @@ def test_any_number_of_kv_heads_will_do(key_heads):
     initialize(other)
     wanted = alone(other, 4)
     assert write_together(other, rows_of(config), PROMPTS, 4).texts == wanted
-    assert write_together(other, pages_of(allocator_of(32, 4), 32, 4, config), PROMPTS, 4).texts == wanted
+    assert write_together(other, pages_of(BlockAllocator(32, 4), 32, 4, config), PROMPTS, 4).texts == wanted
 
 
 def test_the_courses_answers_of_chapter_05_write_the_same(model):
@@ -101,19 +86,27 @@ def test_the_courses_answers_of_chapter_06_write_the_same(model):
         for name, exercise in (("slot_mapping", "6.3"), ("append", "6.4"), ("decode", "6.5"))
     }
     functions["decode"] = each_member(functions["decode"])
-    cache = pages_of(allocator_of(16, 4), 16, 4, **functions)
+    cache = pages_of(catalog.reference("6.2")[0](16, 4), 16, 4, **functions)
     assert write_together(model, cache, PROMPTS, 3).texts == alone(model, 3)
 
 
+@pytest.mark.parametrize("exercise", ["6.2", "6.6"])
+def test_the_librarys_allocator_is_there_where_none_is_given_and_writes_what_the_readers_does(model, exercise):
+    own, readers = pages_of(None, 7, 4), pages_of(catalog.reference(exercise)[0](7, 4), 7, 4)
+    assert isinstance(own.allocator, BlockAllocator)
+    first, second = (write_together(model, cache, PROMPTS, 5) for cache in (own, readers))
+    assert first == second and first.texts == alone(model, 5)
+
+
 def test_whoever_ends_makes_room_for_whoever_waits(model):
-    allocator = allocator_of(6, 4)
+    allocator = BlockAllocator(6, 4)
     written = write_together(model, pages_of(allocator, 6, 4), PROMPTS, [2, 5, 3, 4])
     assert written.texts == alone(model, [2, 5, 3, 4])
     assert allocator.free_pages() == 6 and 1 < max(written.running) < 4
 
 
 def test_a_sequence_that_others_leave_no_room_is_sent_back_and_ends_all_the_same(model):
-    allocator = allocator_of(7, 4)
+    allocator = BlockAllocator(7, 4)
     written = write_together(model, pages_of(allocator, 7, 4), PROMPTS, 14)
     assert written.preempted > 0 and written.texts == alone(model, 14) and allocator.free_pages() == 7
 
@@ -121,7 +114,7 @@ def test_a_sequence_that_others_leave_no_room_is_sent_back_and_ends_all_the_same
 def test_whoever_is_sent_back_comes_before_those_who_have_not_begun(model):
     steps = []
     prompts = ["four", "four", "four", "four"]
-    cache = pages_of(allocator_of(5, 4), 5, 4)
+    cache = pages_of(BlockAllocator(5, 4), 5, 4)
     written = write_together(model, cache, prompts, [12, 9, 9, 1], each_step=steps.append)
     assert written.texts == [complete(model, "four", new) for new in (12, 9, 9, 1)]
     assert [0, 1] in steps and [1, 2] in steps and [2, 1] not in steps
@@ -141,16 +134,16 @@ def test_positions_are_those_of_each_sequence():
 
 def test_what_does_not_fit_even_alone_says_so(model):
     with pytest.raises(MemoryError):
-        write_together(model, pages_of(allocator_of(2, 4), 2, 4), ["a prompt of many bytes"], 2)
+        write_together(model, pages_of(BlockAllocator(2, 4), 2, 4), ["a prompt of many bytes"], 2)
     with pytest.raises(MemoryError):  # it grows out of the pool
-        write_together(model, pages_of(allocator_of(2, 4), 2, 4), ["short"], 9)
+        write_together(model, pages_of(BlockAllocator(2, 4), 2, 4), ["short"], 9)
     with pytest.raises(MemoryError, match="holds 8 tokens"):
         write_together(model, rows_of(capacity=8), ["short"], 9)
 
 
 def test_whole_runs_hold_fewer_sequences_in_the_same_pool(model):
     most = {}
-    for name, allocator in (("runs", WholeRuns(16, 4, 32)), ("pages", allocator_of(16, 4))):
+    for name, allocator in (("runs", WholeRuns(16, 4, 32)), ("pages", BlockAllocator(16, 4))):
         held = []
         cache = pages_of(allocator, 16, 4)
         written = write_together(
@@ -162,23 +155,8 @@ def test_whole_runs_hold_fewer_sequences_in_the_same_pool(model):
     assert most == {"runs": 2, "pages": 4}
 
 
-def test_a_run_that_is_full_and_a_pool_without_runs_refuse_and_change_nothing():
-    runs = WholeRuns(9, 4, 16)  # two runs of 4 pages; the ninth is no use
-    runs.append("a", 15)
-    runs.append("b", 1)
-    with pytest.raises(MemoryError):
-        runs.append("c", 1)
-    with pytest.raises(MemoryError):
-        runs.append("a", 2)
-    assert runs.table("a") == [0, 1, 2, 3] and runs.table("b") == [4, 5, 6, 7] and runs.free_pages() == 9 - 4 - 1
-    runs.append("a", 1)
-    runs.free("b")
-    runs.append("c", 16)
-    assert runs.table("c") == [4, 5, 6, 7]
-
-
 def test_a_refused_step_leaves_every_sequence_as_it_was():
-    allocator = allocator_of(3, 4)
+    allocator = BlockAllocator(3, 4)
     cache = pages_of(allocator, 3, 4)
     cache.take(["a"], 4)
     cache.take(["b"], 4)

@@ -1,4 +1,4 @@
-"""A script of operations on a real allocator, recorded frame by frame: what `page_table` draws."""
+"""A script of operations on a real allocator, told frame by frame: what `page_table` draws."""
 
 import dataclasses
 from collections.abc import Hashable
@@ -54,7 +54,7 @@ class Story:
     names: tuple[Hashable, ...]
 
 
-def record(operations=STORY, blocks: int = 12, block_size: int = 4, share_prefixes: bool = True) -> Story:
+def story_of(operations=STORY, blocks: int = 12, block_size: int = 4, share_prefixes: bool = True) -> Story:
     """Run operations on a `BlockAllocator` and keep what the pool looks like after each.
 
     Args:
@@ -74,13 +74,13 @@ def record(operations=STORY, blocks: int = 12, block_size: int = 4, share_prefix
     for operation, name, *rest in operations:
         if operation not in ("add", "append", "fork", "free"):
             raise ValueError(f"{operation!r} is no operation; there are add, append, fork and free.")
-        free = allocator.free_blocks
+        free = allocator.free_pages()
         try:
             title, note, new = _perform(allocator, operation, name, *rest)
         except OutOfBlocks as refusal:
             why = str(refusal).split(";")[0].replace("block", "page")
             title, note, new = f"{name} is refused", f"{why}. Nothing has changed.", set()
-        taken = free - allocator.free_blocks
+        taken = free - allocator.free_pages()
         note = note.replace("{taken}", _pages(taken)).replace("{freed}", _pages(-taken))
         note = note[0].upper() + note[1:]
         names += [other for other in allocator.sequences if other not in names]
@@ -88,7 +88,7 @@ def record(operations=STORY, blocks: int = 12, block_size: int = 4, share_prefix
             Frame(
                 title,
                 note,
-                {other: allocator.block_table(other) for other in allocator.sequences},
+                {other: tuple(allocator.table(other)) for other in allocator.sequences},
                 {other: allocator.length(other) for other in allocator.sequences},
                 frozenset(new),
             )
@@ -98,7 +98,7 @@ def record(operations=STORY, blocks: int = 12, block_size: int = 4, share_prefix
 
 def _arrival(allocator, name: str, cached: int) -> str:
     """Which pages a new sequence found filled, and how many it took for the rest of its tokens."""
-    table = allocator.block_table(name)
+    table = allocator.table(name)
     found, rest = table[: cached // allocator.block_size], table[cached // allocator.block_size :]
     if not found:
         return f"{_pages(len(rest))} taken."
@@ -119,17 +119,20 @@ def _perform(allocator, operation, name, *rest):
         allocator.fork(name, rest[0])
         return f"{name} is forked: {rest[0]}", "{taken} taken: both hold the same ones.", set()
     if operation == "free":
-        shared = sum(allocator.pool.references(block) > 1 for block in allocator.block_table(name))
+        shared = sum(allocator.pool.references(block) > 1 for block in allocator.table(name))
         allocator.free(name)
         kept = f"; {_pages(shared)} stay with others" if shared else ""
         return f"{name} ends", f"{{freed}} free again{kept}.", set()
     tokens = rest[0]
-    placed = allocator.add(name, tokens) if operation == "add" else allocator.append(name, tokens)
-    new = {slot // allocator.block_size for slot in placed.slots}
     many = "1 token" if len(tokens) == 1 else f"{len(tokens)} tokens"
     if operation == "add":
-        return f"{name} comes with {many}", _arrival(allocator, name, placed.cached), new
-    if placed.copies:
-        source, target = placed.copies[0]
+        cached = allocator.add(name, tokens)
+        new = set(allocator.table(name)[cached // allocator.block_size :])
+        return f"{name} comes with {many}", _arrival(allocator, name, cached), new
+    before = allocator.length(name)
+    copies = allocator.append(name, tokens)
+    new = set(allocator.table(name)[before // allocator.block_size :])
+    if copies:
+        source, target = copies[0]
         return f"{name} gets {many}", f"Its last page was shared: {source} is copied to {target} first.", new
     return f"{name} gets {many}", "{taken} taken.", new

@@ -8,7 +8,7 @@ from functools import partial
 
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from course_lib.figures.paged.story import STORY, Frame, Story, record
+from course_lib.figures.paged.story import STORY, Frame, Story, story_of
 from course_lib.figures.stepping import Stepper
 from course_lib.figures.style import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PURPLE, RED, SKY, new_figure, styled
 
@@ -166,5 +166,5 @@ def chosen_moments(story: Story) -> tuple[int, ...]:
 
 def page_table_stepper(operations=STORY, blocks: int = 12, block_size: int = 4, share_prefixes: bool = True) -> Stepper:
     """A pool of blocks under a script of operations, step by step; arguments and errors are those of `record`."""
-    story = record(operations, blocks, block_size, share_prefixes)
+    story = story_of(operations, blocks, block_size, share_prefixes)
     return Stepper(draw_moments(story), partial(draw_moment, story), len(story.frames), interval=1600)

@@ -1,4 +1,4 @@
-"""`watch`: a function's kernels, recorded in the interpreter and shown with sliders over programs and accesses."""
+"""`watch`: a function's kernels, logged in the interpreter and shown with sliders over programs and accesses."""
 
 import base64
 import functools
@@ -14,8 +14,8 @@ from course_lib.figures.stepping import bundle_of
 from course_lib.figures.watch.moment import Moments
 from course_lib.figures.watch.picture import MOST_ELEMENTS, Picture
 from course_lib.figures.watch.words import named, outside_in_words, race_in_words, told
-from course_lib.hardware.meter.accesses import LaunchSeen, Recording
-from course_lib.hardware.meter.recorded import record
+from course_lib.hardware.meter.access_log import log_accesses
+from course_lib.hardware.meter.accesses import AccessLog, LaunchSeen
 
 SLIDERS = "Sliders over the programs and their accesses appear here while the notebook runs."
 PIXELS = 1000  # of the picture's width
@@ -50,19 +50,19 @@ def watch(function: Callable, *arguments, program: int | tuple[int, ...] | None 
                 f"watch draws tensors of up to {MOST_ELEMENTS:,} elements; {name} has {value.numel():,}. Give the "
                 "function smaller ones: a few programs show what a thousand do."
             )
-    watched = Watched(record(function, *arguments, **named_arguments))
+    watched = Watched(log_accesses(function, *arguments, **named_arguments))
     if program is not None:
         watched.begin_with(program)
     return watched
 
 
 class Watched:
-    """A recording that shows itself in a notebook, and in words elsewhere."""
+    """A log that shows itself in a notebook, and in words elsewhere."""
 
-    def __init__(self, recording: Recording):
-        self.recording = recording
+    def __init__(self, log: AccessLog):
+        self.log = log
         # What has no load or store has nothing to show.
-        self.launches = [Moments(launch) for launch in recording.launches if launch.accesses]
+        self.launches = [Moments(launch) for launch in log.launches if launch.accesses]
         self.launch = self._first_interesting()
         self.program = self.launches[self.launch].first_interesting() if self.launches else None
 
@@ -71,7 +71,7 @@ class Watched:
         for number, moments in enumerate(self.launches):
             if any(map(any, moments.most_outside)) or any(moments.races) or moments.launch.reaches_unknown():
                 return number
-        return len(self.launches) - 1 if self.recording.stopped and self.launches else 0
+        return len(self.launches) - 1 if self.log.stopped and self.launches else 0
 
     def begin_with(self, program: int | tuple[int, ...]) -> None:
         """Show that program first, of the first launch that has it."""
@@ -87,8 +87,8 @@ class Watched:
     @functools.lru_cache(maxsize=8)  # noqa: B019, a notebook keeps few of them
     def _picture(self, launch: int) -> Picture:
         # What ended the call ended its last launch.
-        is_last = self.launches[launch].launch is self.recording.launches[-1]
-        return Picture(self.launches[launch], self.recording.stopped if is_last else None)
+        is_last = self.launches[launch].launch is self.log.launches[-1]
+        return Picture(self.launches[launch], self.log.stopped if is_last else None)
 
     @property
     def still(self):
@@ -172,13 +172,13 @@ class Watched:
     def __str__(self) -> str:
         lines = [_summary(moments) for moments in self.launches]
         if not lines:
-            launched = ", ".join(launch.kernel for launch in self.recording.launches)
+            launched = ", ".join(launch.kernel for launch in self.log.launches)
             lines = [
                 f"{launched} made no load or store." if launched else
-                f"{self.recording.function} launched no Triton kernel, so there is nothing to draw."
+                f"{self.log.function} launched no Triton kernel, so there is nothing to draw."
             ]  # fmt: skip
-        if self.recording.stopped:
-            lines.append(f"Stopped: {self.recording.stopped}")
+        if self.log.stopped:
+            lines.append(f"Stopped: {self.log.stopped}")
         return "\n".join(lines)
 
     __repr__ = __str__

@@ -1,4 +1,4 @@
-"""What was recorded of a function's kernels: launches, their tensors, and each load and store by its elements."""
+"""What a log of a function's kernels holds: launches, their tensors, and each load and store by its elements."""
 
 import dataclasses
 
@@ -121,7 +121,7 @@ def _races_in(accesses: list[tuple[str, int, np.ndarray]], programs: list[Progra
 
 
 @dataclasses.dataclass
-class Recording:
+class AccessLog:
     """All launches of a call. ``stopped`` says why the call did not come to its end; None when it did."""
 
     function: str

@@ -1,4 +1,4 @@
-"""A process that interprets kernels, and stays: `metered`, `record` and `profile` ask it where this one compiles them.
+"""A process that interprets kernels, and stays: `metered`, `log_accesses` and `profile` ask it where this one compiles.
 
     report = ask(count, job, seconds=300, doing="could not be counted")
 
@@ -27,7 +27,11 @@ from course_lib.hardware.standing import Ended, Pool
 
 IDLE_SECONDS = 600
 START_SECONDS = 100  # for the process to begin, on a busy machine
-READY = ("course_lib.hardware.meter.metered", "course_lib.hardware.meter.recorded", "course_lib.hardware.profile.seen")
+READY = (
+    "course_lib.hardware.meter.metered",
+    "course_lib.hardware.meter.access_log",
+    "course_lib.hardware.profile.seen",
+)
 
 _pool = Pool(["-m", "course_lib.hardware.meter.resident"])
 

@@ -13,8 +13,8 @@ from course_lib.hardware.compiler.views import compile_prepared
 from course_lib.hardware.datasheets import DATASHEETS, Datasheet, datasheet_for
 from course_lib.hardware.device import interpreting, machine
 from course_lib.hardware.meter import resident
+from course_lib.hardware.meter.access_log import copied
 from course_lib.hardware.meter.elsewhere import found, located
-from course_lib.hardware.meter.recorded import copied
 from course_lib.hardware.profile.card import KernelFacts, Profile
 from course_lib.hardware.profile.counters import NoCounters, by_kernel, counted
 from course_lib.hardware.profile.findings import what_to_look_at

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from course_lib.hardware.meter.recorded import Stopped, copied, ended_after, error_in_words, too_long
+from course_lib.hardware.meter.access_log import Stopped, copied, ended_after, error_in_words, too_long
 from course_lib.hardware.meter.traffic import MeterUnavailable, TrafficMeter, triton_internals
 
 SECTOR_BYTES = 32  # what a GPU fetches at least

@@ -13,7 +13,7 @@ import torch
 from course_lib.kernels.latent.reference import latent_decode_reference, paged_latent_decode_reference
 from course_lib.models.config import ModelConfig
 from course_lib.serving.caches.latent import LatentForm, absorb_single_tokens
-from course_lib.serving.caches.runs import InPages, InRows, Sequences
+from course_lib.serving.caches.runs import InPages, InRows, Sequences, slots_in_pages
 
 
 class AttentionToLatents(Sequences):
@@ -69,8 +69,7 @@ class LatentPages(InPages, AttentionToLatents):
     Args:
         config, page_size: the model's shape, and the tokens in a page.
         pages: of each layer's pool.
-        allocator: as in `course_lib.serving.caches.sequences.SequencePages`.
-        slot_mapping: as there; `slots_in_pages` when nothing is given.
+        allocator, slot_mapping: as in `course_lib.serving.caches.sequences.SequencePages`.
         decode: `decode(query, pages, block_tables, lengths, scale=..., value_dim=...)`, as
             `paged_latent_decode_reference` computes it: query [batch, 1, heads, latent_dim + rope_dim], pages [pages,
             page_size, latent_dim + rope_dim], int32 block_tables [batch, max_blocks] and lengths [batch].
@@ -82,13 +81,13 @@ class LatentPages(InPages, AttentionToLatents):
         pages: int,
         page_size: int,
         *,
-        allocator,
-        slot_mapping: Callable | None = None,
+        allocator=None,
+        slot_mapping: Callable = slots_in_pages,
         decode: Callable = paged_latent_decode_reference,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ):
-        super().__init__(page_size, allocator, slot_mapping or slots_in_pages, device)
+        super().__init__(pages, page_size, allocator, slot_mapping, device)
         self.form = LatentForm(config, decode, absorb_single_tokens)
         # Uninitialised on purpose, as in `LatentRows`.
         self.pages = torch.empty(config.layers, pages, page_size, self.form.row_dim, dtype=dtype, device=device)
@@ -106,15 +105,3 @@ class LatentPages(InPages, AttentionToLatents):
         (rows,) = fresh  # [batch, new_tokens, latent_dim + rope_dim]
         slots, _, _ = self._on_device()
         self.pages[layer].flatten(0, 1)[slots] = rows.flatten(0, 1)
-
-
-def slots_in_pages(block_tables, lengths, new_tokens, page_size: int) -> torch.Tensor:
-    """Where the last new_tokens of each sequence lie in the pool: int64 [all new tokens], page · page_size + offset.
-
-    block_tables: integers [batch, max_blocks]; lengths, new_tokens: integers [batch], lengths with the new tokens.
-    """
-    slots = []
-    for table, length, new in zip(block_tables, lengths.tolist(), new_tokens.tolist()):
-        tokens = torch.arange(length - new, length)
-        slots.append(table[tokens // page_size].long() * page_size + tokens % page_size)
-    return torch.cat(slots)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from course_lib.serving.memory import BlockAllocator
+
 
 class Step(NamedTuple):
     """One token each of some sequences whose tokens lie in pages: what a decode step has to know of them."""
@@ -119,16 +121,17 @@ class InRows(Sequences):
 
 
 class InPages(Sequences):
-    """Pages of `page_size` tokens out of one pool, handed out by an allocator as exercise 6.2 asks for it.
+    """Pages of `page_size` tokens out of one pool, handed out by an allocator.
 
     Args:
-        page_size: tokens in a page.
+        pages, page_size: of the pool, and tokens in a page.
         allocator, slot_mapping: as in `course_lib.serving.caches.sequences.SequencePages`.
     """
 
-    def __init__(self, page_size: int, allocator, slot_mapping: Callable, device: torch.device | str):
+    def __init__(self, pages: int, page_size: int, allocator, slot_mapping: Callable, device: torch.device | str):
         super().__init__(device)
-        self.page_size, self.allocator, self._slot_mapping = page_size, allocator, slot_mapping
+        self.allocator = BlockAllocator(pages, page_size) if allocator is None else allocator
+        self.page_size, self._slot_mapping = page_size, slot_mapping
         self._given: Step | None = None  # of a view: the tensors that it reads
         self._moved: tuple | None = None  # slots, tables and ends of the run on the device, once they are asked for
 
@@ -201,3 +204,15 @@ class InPages(Sequences):
         if self._moved is None:
             self._moved = tuple(tensor.to(self.device) for tensor in self._on_host)
         return self._moved
+
+
+def slots_in_pages(block_tables, lengths, new_tokens, page_size: int) -> torch.Tensor:
+    """Where the last new_tokens of each sequence lie in the pool: int64 [all new tokens], page · page_size + offset.
+
+    block_tables: integers [batch, max_blocks]; lengths, new_tokens: integers [batch], lengths with the new tokens.
+    """
+    slots = []
+    for table, length, new in zip(block_tables, lengths.tolist(), new_tokens.tolist()):
+        tokens = torch.arange(length - new, length)
+        slots.append(table[tokens // page_size].long() * page_size + tokens % page_size)
+    return torch.cat(slots)

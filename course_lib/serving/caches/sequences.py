@@ -11,14 +11,14 @@ A run is either the whole prompt of one sequence that is new, or one token each 
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 import torch
 
 from course_lib.models.config import ModelConfig
 from course_lib.models.torch_attention import torch_attention
 from course_lib.serving.caches.contiguous import refuse_latent
-from course_lib.serving.caches.runs import InPages, InRows, Sequences
+from course_lib.serving.caches.runs import InPages, InRows, Sequences, slots_in_pages
 
 
 class AttentionToKeys(Sequences):
@@ -87,8 +87,9 @@ class SequencePages(InPages, AttentionToKeys):
         config, page_size: the model's shape, and the tokens in a page.
         pages: of each layer's pool.
         allocator: hands out pages 0 to pages - 1 by `append(sequence, count)`, which raises a MemoryError when the pool
-            is full, `table(sequence)`, `free(sequence)` and `free_pages()`; exercise 6.2.
-        slot_mapping: `slot_mapping(block_tables, lengths, new_tokens, page_size)` gives int64 slots; exercise 6.3.
+            is full, `table(sequence)`, `free(sequence)` and `free_pages()`, as exercise 6.2 asks for it. None: a
+            `BlockAllocator` of all pages.
+        slot_mapping: as `slots_in_pages`, and exercise 6.3.
         append: `append(key, value, key_pages, value_pages, slots)`, exercise 6.4: key, value [tokens, key_heads,
             head_dim] into pages [pages, key_heads, page_size, head_dim].
         decode: `decode(query, key_pages, value_pages, block_tables, lengths)` with query [batch, query_heads,
@@ -103,15 +104,15 @@ class SequencePages(InPages, AttentionToKeys):
         pages: int,
         page_size: int,
         *,
-        allocator,
-        slot_mapping: Callable,
         append: Callable,
         decode: Callable,
+        allocator=None,
+        slot_mapping: Callable = slots_in_pages,
         attention: Callable = torch_attention,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ):
-        super().__init__(page_size, allocator, slot_mapping, device)
+        super().__init__(pages, page_size, allocator, slot_mapping, device)
         refuse_latent(config, "SequencePages", "LatentPages")
         shape = (config.layers, pages, config.key_heads, page_size, config.head_dim)
         # Uninitialised on purpose: nothing may depend on what no token was written to.
@@ -154,43 +155,3 @@ class SteppedPages(SequencePages):
     def _decode(self, layer, query):
         key, value = (fresh[:, :, 0].contiguous() for fresh in self._fresh)  # [batch, key_heads, head_dim]
         return self._decode_pages(query, key, value, *self._on_device(), self.keys[layer], self.values[layer])
-
-
-class WholeRuns:
-    """An allocator for `SequencePages` that reserves as a contiguous cache does: a run of pages for each sequence.
-
-    Args:
-        pages, page_size: of the pool.
-        reserved: tokens that each sequence gets a run of pages for, whatever it will need.
-    """
-
-    def __init__(self, pages: int, page_size: int, reserved: int):
-        self.pages, self.page_size, self.room = pages, page_size, reserved
-        self.run = -(-reserved // page_size)  # pages
-        self.starts = list(range(0, pages - self.run + 1, self.run))[::-1]  # first pages of the runs that are free
-        self.start_of: dict[Hashable, int] = {}
-        self.length_of: dict[Hashable, int] = {}
-
-    def append(self, sequence: Hashable, count: int) -> None:
-        """Count more tokens of a sequence; a new one gets a run. MemoryError when there is none, or its own is full."""
-        length = self.length_of.get(sequence, 0) + count
-        if length > self.room or sequence not in self.start_of and not self.starts:
-            raise MemoryError(
-                f"{sequence} would have {length} tokens; {len(self.starts)} runs of {self.room} are free."
-            )
-        if sequence not in self.start_of:
-            self.start_of[sequence] = self.starts.pop()
-        self.length_of[sequence] = length
-
-    def free(self, sequence: Hashable) -> None:
-        """Give a run back."""
-        self.starts.append(self.start_of.pop(sequence))
-        del self.length_of[sequence]
-
-    def table(self, sequence: Hashable) -> list[int]:
-        """The pages of a sequence's run."""
-        return list(range(self.start_of[sequence], self.start_of[sequence] + self.run))
-
-    def free_pages(self) -> int:
-        """Pages in which no token lies; most of them can be had by one sequence alone."""
-        return self.pages - sum(-(-length // self.page_size) for length in self.length_of.values())

@@ -8,32 +8,19 @@ Two ways to share. `fork` gives a child all of its parent's blocks, the partly f
 first gets a copy of that one (copy-on-write). With `share_prefixes=True`, `add` looks up every full block of the new
 prompt by its content, and takes what is there.
 
+The caches of `course_lib.serving.caches` take any allocator that answers `append`, `table`, `free` and `free_pages` as
+this one does. Those that a reader writes in exercises 6.2 and 6.6 do; a page there is a block here.
+
 Source: Kwon et al., arXiv 2309.06180, sections 4.2 to 4.4.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from course_lib.serving.memory.block_pool import BlockPool, chain_hash
 from course_lib.serving.memory.errors import DoubleFree, OutOfBlocks, UnknownSequence
-
-
-@dataclass(frozen=True)
-class Placement:
-    """What the caller has to do so that new tokens are in the cache.
-
-    Attributes:
-        slots: where the key and value of each new token go, in order.
-        copies: (source, target) blocks to copy before anything is written to `slots`.
-        cached: tokens at the head of an added prompt whose keys and values are there already. They have no slot in
-            `slots`, and need not be computed.
-    """
-
-    slots: tuple[int, ...]
-    copies: tuple[tuple[int, int], ...] = ()
-    cached: int = 0
 
 
 @dataclass
@@ -75,8 +62,7 @@ class BlockAllocator:
         """The sequences that hold memory, in the order in which they were added."""
         return tuple(self._sequences)
 
-    @property
-    def free_blocks(self) -> int:
+    def free_pages(self) -> int:
         """Blocks that nobody holds."""
         return self.pool.free
 
@@ -91,9 +77,9 @@ class BlockAllocator:
         room = {s.blocks[-1]: -s.length % self.block_size for s in self._sequences.values() if s.blocks}
         return self.reserved_slots - sum(room.values())
 
-    def block_table(self, sequence: Hashable) -> tuple[int, ...]:
+    def table(self, sequence: Hashable) -> list[int]:
         """The blocks of a sequence, in the order of its tokens."""
-        return tuple(self._state(sequence).blocks)
+        return list(self._state(sequence).blocks)
 
     def length(self, sequence: Hashable) -> int:
         """Tokens of a sequence."""
@@ -101,15 +87,16 @@ class BlockAllocator:
 
     # ------------------------------------------------------------------------------------------- what can be done
 
-    def add(self, sequence: Hashable, tokens: Sequence[int]) -> Placement:
-        """A new sequence with its prompt.
+    def add(self, sequence: Hashable, tokens: int | Sequence[int]) -> int:
+        """A new sequence with its prompt. Returns how many tokens at its head are in the cache already.
 
-        With `share_prefixes` the full blocks at the head of the prompt that are in the pool already are shared. The
-        prompt's last token is never taken from there: someone must compute its query to get the next token.
+        With `share_prefixes` the full blocks at the head of the prompt that are in the pool already are shared: their
+        keys and values need not be computed. The prompt's last token is never taken from there: someone must compute
+        its query to get the next token.
 
         Args:
             sequence: a name that no other sequence has at the moment.
-            tokens: token ids; a `range` does where only the length matters.
+            tokens: as for `append`.
 
         Raises:
             ValueError: there is a sequence of that name.
@@ -117,36 +104,51 @@ class BlockAllocator:
         """
         if sequence in self._sequences:
             raise ValueError(f"There is a sequence {sequence!r} already; append to it, free it, or take another name.")
-        keys = self._known_keys(tokens) if self.share_prefixes else []
+        count, keys = self._count(tokens), list[bytes]()
+        if not isinstance(tokens, int) and self.share_prefixes:
+            keys = self._known_keys(tokens)
+            tokens = tokens[len(keys) * self.block_size :]
         cached = len(keys) * self.block_size
         revived = sum(self.pool.is_free(key) for key in keys)
-        self._check_room(sequence, self._blocks_for(len(tokens)) - len(keys) + revived)
+        self._check_room(sequence, self._blocks_for(count) - len(keys) + revived)
         self._sequences[sequence] = _Sequence([self.pool.reuse(key) for key in keys], cached, keys[-1] if keys else b"")
-        return replace(self.append(sequence, tokens[cached:]), cached=cached)
+        self.append(sequence, tokens)
+        return cached
 
-    def append(self, sequence: Hashable, tokens: Sequence[int]) -> Placement:
-        """More tokens at the end of a sequence, one or many.
+    def append(self, sequence: Hashable, tokens: int | Sequence[int]) -> list[tuple[int, int]]:
+        """More tokens at the end of a sequence, one or many; a sequence that holds nothing starts empty.
 
-        Where the last block is partly filled and shared, the sequence gets a block of its own in its place, which the
-        caller fills with a copy.
+        Where the last block is partly filled and shared, the sequence gets a block of its own in its place.
+
+        Args:
+            sequence: its name.
+            tokens: their ids, or how many there are; `share_prefixes` needs ids.
+
+        Returns (source, target) blocks that the caller copies before it writes the tokens: one pair at most.
 
         Raises:
-            UnknownSequence: no such sequence.
+            ValueError: `tokens` is a negative number, or any number with `share_prefixes`.
             OutOfBlocks: not all of the tokens fit; none was appended.
         """
-        state = self._state(sequence)
-        offset = state.length % self.block_size
-        write_to_shared = bool(tokens) and offset > 0 and self.pool.references(state.blocks[-1]) > 1
-        blocks_after = self._blocks_for(state.length + len(tokens))
-        self._check_room(sequence, blocks_after - len(state.blocks) + write_to_shared)
-        copies: tuple[tuple[int, int], ...] = ()
+        count = self._count(tokens)
+        state = self._sequences.get(sequence, _Sequence())
+        write_to_shared = (
+            count > 0 and state.length % self.block_size > 0 and self.pool.references(state.blocks[-1]) > 1
+        )
+        more = self._blocks_for(state.length + count) - len(state.blocks)
+        self._check_room(sequence, more + write_to_shared)
+        copies: list[tuple[int, int]] = []
         if write_to_shared:
             source, target = state.blocks[-1], self.pool.take()
             self.pool.release(source)
             state.blocks[-1] = target
-            copies = ((source, target),)
-        slots = tuple(self._place(state, token) for token in tokens)
-        return Placement(slots, copies)
+            copies = [(source, target)]
+        state.blocks += [self.pool.take() for _ in range(more)]
+        state.length += count
+        self._sequences[sequence] = state
+        if not isinstance(tokens, int) and self.share_prefixes:
+            self._remember(state, tokens)
+        return copies
 
     def fork(self, parent: Hashable, child: Hashable) -> None:
         """A child that begins with all tokens of its parent, at the cost of no block.
@@ -201,15 +203,20 @@ class BlockAllocator:
             keys.append(key)
         return keys
 
-    def _place(self, state: _Sequence, token: int) -> int:
-        offset = state.length % self.block_size
-        if offset == 0:
-            state.blocks.append(self.pool.take())
-        state.length += 1
-        if self.share_prefixes:
-            state.tail.append(token)
-            if offset == self.block_size - 1:
-                state.key = chain_hash(state.key, state.tail)
-                self.pool.remember(state.blocks[-1], state.key)
-                state.tail = []
-        return state.blocks[-1] * self.block_size + offset
+    def _count(self, tokens: int | Sequence[int]) -> int:
+        if not isinstance(tokens, int):
+            return len(tokens)
+        if tokens < 0 or self.share_prefixes:
+            what = "the ids of the tokens, by which prefixes are found" if self.share_prefixes else "at least 0 tokens"
+            raise ValueError(f"tokens is {tokens!r}; give {what}.")
+        return tokens
+
+    def _remember(self, state: _Sequence, tokens: Sequence[int]) -> None:
+        """Make the blocks known that these tokens, the last of a sequence, have filled."""
+        loose = [*state.tail, *tokens]
+        whole = len(loose) // self.block_size * self.block_size
+        first = (state.length - len(loose)) // self.block_size
+        for block, start in zip(state.blocks[first:], range(0, whole, self.block_size)):
+            state.key = chain_hash(state.key, loose[start : start + self.block_size])
+            self.pool.remember(block, state.key)
+        state.tail = loose[whole:]

@@ -1,11 +1,13 @@
 """What an allocator refuses. Each refusal leaves the cache as it was before the call."""
 
 
-class CacheError(RuntimeError):
+class CacheError(Exception):
     """Something about the cache's memory is not as the caller thinks."""
 
+    __str__ = Exception.__str__  # a KeyError's would put the sentence in quotes
 
-class CacheFull(CacheError):
+
+class CacheFull(CacheError, MemoryError):
     """No memory for what is asked: wait until a sequence ends, or preempt one."""
 
 
@@ -21,7 +23,7 @@ class RegionFull(CacheFull):
     """A sequence has filled all that was reserved for it."""
 
 
-class DoubleFree(CacheError):
+class DoubleFree(CacheError, KeyError):
     """A block or a sequence is given back that nobody holds."""
 
 
@@ -29,5 +31,5 @@ class FreedBlockUsed(CacheError):
     """A block is used that nobody holds: it may be handed to another sequence at any moment."""
 
 
-class UnknownSequence(CacheError):
+class UnknownSequence(CacheError, KeyError):
     """A sequence is used that was never added, or was freed before."""

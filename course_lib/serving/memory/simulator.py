@@ -74,12 +74,12 @@ class PagedCache:
 
     def admit(self, request: Request) -> None:
         needed = -(-request.prompt_tokens // self.allocator.block_size)
-        if self.allocator.sequences and needed + self._headroom > self.allocator.free_blocks:
+        if self.allocator.sequences and needed + self._headroom > self.allocator.free_pages():
             raise OutOfBlocks(f"A prompt of {needed} blocks would leave fewer than {self._headroom} for the others.")
-        self.allocator.add(request.name, range(request.prompt_tokens))
+        self.allocator.add(request.name, request.prompt_tokens)
 
     def append(self, request: Request) -> None:
-        self.allocator.append(request.name, (0,))
+        self.allocator.append(request.name, 1)
 
     def free(self, request: Request) -> None:
         self.allocator.free(request.name)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from course_lib.figures.paged.story import record
+from course_lib.figures.paged.story import story_of
 from course_lib.figures.paged.table import (
     chosen_moments,
     draw_moment,
@@ -18,7 +18,7 @@ def frame(story, title):
 
 
 def test_the_story_shows_sharing_copying_freeing_and_finding_again():
-    story = record()
+    story = story_of()
     found = "8 tokens found in pages 0 and 1, shared from now on.\n1 page more taken."
     assert frame(story, "C comes").note == found
     assert frame(story, "B is forked").note.startswith("No page taken")
@@ -29,7 +29,7 @@ def test_the_story_shows_sharing_copying_freeing_and_finding_again():
 
 
 def test_owners_and_filled_slots_follow_the_tables():
-    story = record([("add", "A", range(6)), ("fork", "A", "B"), ("append", "B", (9,))], blocks=4, block_size=4)
+    story = story_of([("add", "A", range(6)), ("fork", "A", "B"), ("append", "B", (9,))], blocks=4, block_size=4)
     forked, copied = story.frames[1], story.frames[2]
     first, last = forked.tables["A"]
     assert owners(forked) == {first: ["A", "B"], last: ["A", "B"]} and filled(forked, 4) == {first: 4, last: 2}
@@ -39,26 +39,26 @@ def test_owners_and_filled_slots_follow_the_tables():
 
 
 def test_a_full_pool_is_a_moment_of_its_own():
-    story = record([("add", "A", range(8)), ("append", "A", range(9))], blocks=3, block_size=4)
+    story = story_of([("add", "A", range(8)), ("append", "A", range(9))], blocks=3, block_size=4)
     assert story.frames[1].title == "A is refused" and story.frames[1].note.endswith("Nothing has changed.")
     assert "page" in story.frames[1].note and "block" not in story.frames[1].note
     assert story.frames[1].tables == story.frames[0].tables
 
 
 def test_every_moment_draws():
-    story = record()
+    story = story_of()
     for index, moment in enumerate(story.frames):
         assert draw_moment(story, index).axes[0].get_title(loc="left") == f"{index + 1} · {moment.title}"
 
 
 @pytest.mark.parametrize("operations", [[("add", "A", range(3))], [("add", n, range(2)) for n in "ABCDEF"]])
 def test_a_short_or_uneventful_story_draws_too(operations):
-    story = record(operations, blocks=8, block_size=2)
+    story = story_of(operations, blocks=8, block_size=2)
     assert draw_moments(story).axes and len(chosen_moments(story)) == min(4, len(operations))
 
 
 def test_the_still_ends_with_the_last_moment():
-    assert chosen_moments(record())[-1] == len(record().frames) - 1
+    assert chosen_moments(story_of())[-1] == len(story_of().frames) - 1
 
 
 def test_the_slider_changes_the_picture():
@@ -66,7 +66,7 @@ def test_the_slider_changes_the_picture():
     (play, slider), image = box.children[0].children, box.children[1]
     before = image.value
     slider.value = 5
-    assert image.value != before and play.max == slider.max == len(record().frames) - 1
+    assert image.value != before and play.max == slider.max == len(story_of().frames) - 1
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_the_slider_changes_the_picture():
 )
 def test_what_cannot_be_drawn_is_named(arguments, name):
     with pytest.raises(ValueError, match=name):
-        record(**arguments)
+        story_of(**arguments)

@@ -22,7 +22,7 @@ from course_lib.figures.watch.moment import (
     Bytes,
     Moments,
 )
-from course_lib.hardware.meter import recorded
+from course_lib.hardware.meter import access_log
 from course_lib.hardware.meter.accesses import Access, LaunchSeen, Tensor
 from tests.hardware.meter.watched_kernels import (
     a_million_programs,
@@ -175,7 +175,7 @@ def test_the_line_that_runs_stands_above():
     (endless, (torch.rand(8), True), "A loop may have no end"),
 ])  # fmt: skip
 def test_what_was_seen_until_it_stopped_is_shown_and_why(function, arguments, why, monkeypatch):
-    monkeypatch.setattr(recorded, "MOST_ACCESSES", 2000)
+    monkeypatch.setattr(access_log, "MOST_ACCESSES", 2000)
     watched = watch(function, *arguments)
     assert why in str(watched) and why in " ".join(texts(watched.still)).replace("\n", " ")
 

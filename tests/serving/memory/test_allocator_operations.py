@@ -30,32 +30,32 @@ class Serving(RuleBasedStateMachine):
         self.names += 1
         return self.names
 
-    def write(self, placement, tokens):
-        for source, target in placement.copies:
+    def write(self, name, tokens, copies=()):
+        """The last tokens of a sequence go to where its table says, behind what was copied."""
+        for source, target in copies:
             for offset in range(BLOCK_SIZE):
                 self.memory[target * BLOCK_SIZE + offset] = self.memory[source * BLOCK_SIZE + offset]
-        written = tokens[placement.cached :]
-        assert len(placement.slots) == len(written)
-        for slot, token in zip(placement.slots, written):
-            self.memory[slot] = token
+        table, length = self.allocator.table(name), self.allocator.length(name)
+        for place, token in zip(range(length - len(tokens), length), tokens):
+            self.memory[table[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE] = token
 
     def seen(self):
         pool = self.allocator.pool
         return (
-            {name: (self.allocator.block_table(name), self.allocator.length(name)) for name in self.tokens},
+            {name: (self.allocator.table(name), self.allocator.length(name)) for name in self.tokens},
             [pool.references(block) for block in range(BLOCKS)],
-            self.allocator.free_blocks,
+            self.allocator.free_pages(),
         )
 
     @rule(target=sequences, tokens=TOKENS)
     def add(self, tokens):
         name, before = self.name(), self.seen()
         try:
-            placement = self.allocator.add(name, tokens)
+            cached = self.allocator.add(name, tokens)
         except OutOfBlocks:
             assert self.seen() == before and name not in self.allocator.sequences
             return multiple()
-        self.write(placement, tokens)
+        self.write(name, tokens[cached:])
         self.tokens[name] = tokens
         return name
 
@@ -63,18 +63,18 @@ class Serving(RuleBasedStateMachine):
     def append(self, name, tokens):
         before = self.seen()
         try:
-            placement = self.allocator.append(name, tokens)
+            copies = self.allocator.append(name, tokens)
         except OutOfBlocks:
             assert self.seen() == before
             return
-        self.write(placement, tokens)
+        self.write(name, tokens, copies)
         self.tokens[name] = self.tokens[name] + tokens
 
     @rule(target=sequences, parent=sequences)
     def fork(self, parent):
-        child, free = self.name(), self.allocator.free_blocks
+        child, free = self.name(), self.allocator.free_pages()
         self.allocator.fork(parent, child)
-        assert self.allocator.free_blocks == free
+        assert self.allocator.free_pages() == free
         self.tokens[child] = self.tokens[parent]
         return child
 
@@ -85,28 +85,28 @@ class Serving(RuleBasedStateMachine):
         with pytest.raises(DoubleFree):
             self.allocator.free(name)
         with pytest.raises(UnknownSequence):
-            self.allocator.append(name, [1])
+            self.allocator.table(name)
 
     @invariant()
     def every_sequence_reads_its_own_tokens(self):
         for name, tokens in self.tokens.items():
-            table = self.allocator.block_table(name)
+            table = self.allocator.table(name)
             assert self.allocator.length(name) == len(tokens) and len(table) == -(-len(tokens) // BLOCK_SIZE)
             read = [self.memory[table[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE] for i in range(len(tokens))]
             assert read == tokens
 
     @invariant()
     def references_are_the_tables_that_hold_a_block(self):
-        held = [block for name in self.tokens for block in self.allocator.block_table(name)]
+        held = [block for name in self.tokens for block in self.allocator.table(name)]
         pool = self.allocator.pool
         assert [pool.references(block) for block in range(BLOCKS)] == [held.count(block) for block in range(BLOCKS)]
-        assert self.allocator.free_blocks == BLOCKS - len(set(held)), "a block is lost"
+        assert self.allocator.free_pages() == BLOCKS - len(set(held)), "a block is lost"
         pool.check_in_use(held)
 
     @invariant()
     def used_slots_are_those_that_hold_a_token(self):
         slots = {
-            (self.allocator.block_table(name)[i // BLOCK_SIZE], i % BLOCK_SIZE)
+            (self.allocator.table(name)[i // BLOCK_SIZE], i % BLOCK_SIZE)
             for name, tokens in self.tokens.items()
             for i in range(len(tokens))
         }

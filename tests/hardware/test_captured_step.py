@@ -1,8 +1,8 @@
-"""A recorded step repeats operations, and asks the host nothing."""
+"""A captured step repeats operations, and asks the host nothing."""
 
 import torch
 
-from course_lib.hardware.recorded_step import recorded_and_replayed
+from course_lib.hardware.captured_step import captured_and_replayed
 
 KEYS, VALUES = torch.zeros(2, 4), torch.zeros(2, 4)
 WARM = [torch.zeros(2), torch.zeros(2, dtype=torch.int64)]
@@ -10,7 +10,7 @@ STEPS = [[torch.full((2,), float(number)), torch.tensor([number, number])] for n
 
 
 def replayed(step):
-    return recorded_and_replayed({"decode_step": step}, KEYS, VALUES, STEPS, WARM)
+    return captured_and_replayed({"decode_step": step}, KEYS, VALUES, STEPS, WARM)
 
 
 def test_new_numbers_in_the_same_memory_make_new_results():
@@ -31,14 +31,14 @@ def test_what_the_host_decided_once_is_repeated():
         output.copy_(x * len(calls))
 
     story = replayed(step)
-    assert story["output of replay 2"].tolist() == [4, 4], "as at the second call, which was recorded"
+    assert story["output of replay 2"].tolist() == [4, 4], "as at the second call, which was captured"
 
 
 def test_a_number_for_the_host_is_refused():
     for wants in (lambda x: x[0].item(), lambda x: x.tolist(), lambda x: x[x > 0], lambda x: bool(x.any())):
         story = replayed(lambda x, position, keys, values, output, wants=wants: (wants(x), None)[1])
-        assert "makes the host wait" in story["recorded"]
+        assert "makes the host wait" in story["captured"]
 
 
 def test_a_result_is_refused():
-    assert "something else than None" in replayed(lambda x, position, keys, values, output: output)["recorded"]
+    assert "something else than None" in replayed(lambda x, position, keys, values, output: output)["captured"]

@@ -1,18 +1,18 @@
-"""A decode step recorded on the CPU and replayed as a graph replays it: what exercises 14.2 and 14.4 are judged by.
+"""A decode step captured on the CPU and replayed as a graph replays it: what exercises 14.2 and 14.4 are judged by.
 
-Source: CUDA C++ Programming Guide, "CUDA Graphs": a replay repeats operations on the memory of the recording.
+Source: CUDA C++ Programming Guide, "CUDA Graphs": a replay repeats operations on the memory of the capture.
 """
 
 from __future__ import annotations
 
 
-def recorded_and_replayed(functions, keys, values, steps, warm, unused_slot=None):
-    """What a graph of a step does: it runs once to warm up and once to be recorded, then only operations repeat.
+def captured_and_replayed(functions, keys, values, steps, warm, unused_slot=None):
+    """What a graph of a step does: it runs once to warm up and once to be captured, then only operations repeat.
 
     A recorder keeps every operation with its numbers, the tensors that it read and the tensor that it made. A replay
     runs them again on the same memory. The host is not asked again.
 
-    keys, values: the caches. warm: what the static buffers hold while it is recorded. steps: their contents for each
+    keys, values: the caches. warm: what the static buffers hold while it is captured. steps: their contents for each
     replay. unused_slot: None, or a slot in which nobody's tokens are, and where rows of length 0 store theirs. The
     step then also gets the longest length, as a number.
     """
@@ -66,7 +66,7 @@ def recorded_and_replayed(functions, keys, values, steps, warm, unused_slot=None
                             old.copy_(new)
 
     def as_given(name):
-        return getattr(functions[name], "__wrapped__", functions[name])  # what watches it would be recorded as well
+        return getattr(functions[name], "__wrapped__", functions[name])  # what watches it would be captured as well
 
     def fill(contents):
         for buffer, tensor in zip(buffers, contents):
@@ -77,7 +77,7 @@ def recorded_and_replayed(functions, keys, values, steps, warm, unused_slot=None
     longest = () if unused_slot is None else (int(warm[-1].max()),)
     output = torch.full_like(buffers[0], 777.0)
     caches = keys.clone(), values.clone()
-    step(*buffers, *longest, *caches, output)  # to warm up, as whoever records a graph does
+    step(*buffers, *longest, *caches, output)  # to warm up, as whoever captures a graph does
     for cache, first in zip(caches, (keys, values)):
         cache.copy_(first)
     recorder = Recorder()
@@ -85,11 +85,11 @@ def recorded_and_replayed(functions, keys, values, steps, warm, unused_slot=None
         with NothingForTheHost(), recorder:
             result = step(*buffers, *longest, *caches, output)
     except Refused as refusal:
-        return {"recorded": f"no: {refusal} makes the host wait for a number"}
+        return {"captured": f"no: {refusal} makes the host wait for a number"}
     if result is not None:
-        return {"recorded": "no: the step returns something else than None"}
+        return {"captured": "no: the step returns something else than None"}
     for cache, first in zip(caches, (keys, values)):
-        cache.copy_(first)  # recording computes nothing
+        cache.copy_(first)  # a capture computes nothing
     story = {}
     for number, contents in enumerate(steps, 1):
         output.fill_(777.0)

@@ -1,4 +1,4 @@
-"""What 14.2 and 14.4 share: why a step cannot be recorded, and what shows that it was not written for a replay."""
+"""What 14.2 and 14.4 share: why a step cannot be captured, and what shows that it was not written for a replay."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from course_lib.checker import Mistake
 
 
 def _said(words):
-    return lambda case, seen, got: isinstance(got, dict) and words in str(got.get("recorded", ""))
+    return lambda case, seen, got: isinstance(got, dict) and words in str(got.get("captured", ""))
 
 
 def _output_untouched(case, seen, got):
@@ -15,7 +15,7 @@ def _output_untouched(case, seen, got):
     return bool(outputs) and all(bool((output == 777.0).all()) for output in outputs)
 
 
-NOT_RECORDED = (
+NOT_CAPTURED = (
     Mistake(
         "host_waits",
         "The step cannot be recorded: an operation makes the host wait for a number from the GPU (`.item()`, "

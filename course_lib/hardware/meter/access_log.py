@@ -19,7 +19,7 @@ import torch
 
 from course_lib.hardware.device import interpreting
 from course_lib.hardware.meter import resident
-from course_lib.hardware.meter.accesses import Access, LaunchSeen, Program, Recording, Tensor
+from course_lib.hardware.meter.accesses import Access, AccessLog, LaunchSeen, Program, Tensor
 from course_lib.hardware.meter.elsewhere import found, located
 from course_lib.hardware.meter.traffic import MeterUnavailable, TrafficMeter, is_own
 from course_lib.hardware.meter.traffic.tensors import span_bytes
@@ -30,7 +30,7 @@ MOST_ACCESSES = 50_000
 MOST_ELEMENTS = 8_000_000  # reached by all accesses together: 64 MB of positions
 
 
-def record(function: Callable, *arguments, **named) -> Recording:
+def log_accesses(function: Callable, *arguments, **named) -> AccessLog:
     """Call `function(*arguments, **named)` in the interpreter and keep each access of its kernels.
 
     Raises:
@@ -38,16 +38,16 @@ def record(function: Callable, *arguments, **named) -> Recording:
         ValueError: the function's source is not to be found.
     """
     if interpreting():
-        return _record_here(function, arguments, named)
+        return _log_here(function, arguments, named)
     job = {**located(function), "arguments": copied(arguments, {}), "named": copied(named, {})}
-    return resident.ask(_record_there, job, 2 * SECONDS, "cannot be run")
+    return resident.ask(_log_there, job, 2 * SECONDS, "cannot be run")
 
 
 class Stopped(BaseException):
     """A limit is reached. No Exception, so that neither Triton nor an answer takes it for its own."""
 
 
-class _Recorder:
+class _Listener:
     """The meter's listener."""
 
     def __init__(self, deadline: float):
@@ -117,21 +117,21 @@ def too_long(seconds: float = SECONDS) -> str:
     )
 
 
-def _record_here(function: Callable, arguments: tuple, named: dict) -> Recording:
-    recorder = _Recorder(time.monotonic() + SECONDS)
-    recording = Recording(getattr(function, "__name__", "the function"), recorder.launches)
+def _log_here(function: Callable, arguments: tuple, named: dict) -> AccessLog:
+    listener = _Listener(time.monotonic() + SECONDS)
+    log = AccessLog(getattr(function, "__name__", "the function"), listener.launches)
     copies: dict[int, torch.Tensor] = {}
     arguments, named = copied(arguments, copies), copied(named, copies)
     try:
-        with TrafficMeter(listener=recorder), ended_after(SECONDS):
+        with TrafficMeter(listener=listener), ended_after(SECONDS):
             function(*arguments, **named)
     except Stopped as reached:
-        recording.stopped = str(reached)
+        log.stopped = str(reached)
     except MeterUnavailable:
         raise
     except Exception as error:
-        recording.stopped = error_in_words(error)
-    return recording
+        log.stopped = error_in_words(error)
+    return log
 
 
 def error_in_words(error: BaseException) -> str:
@@ -190,6 +190,6 @@ def copied(value, copies: dict[int, torch.Tensor]):
     return value
 
 
-def _record_there(job: dict, folder: Path) -> Recording:
-    """The other process: find the function and record it."""
-    return record(found(job, folder), *job["arguments"], **job["named"])
+def _log_there(job: dict, folder: Path) -> AccessLog:
+    """The other process: find the function, and log its accesses."""
+    return log_accesses(found(job, folder), *job["arguments"], **job["named"])
