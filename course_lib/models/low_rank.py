@@ -7,8 +7,8 @@
 the same for all tokens, makes the rest of them. That is multi-head latent attention, where training finds both.
 
 Rotary positions work against it: they turn the same key another way at every place, so turned keys need more numbers.
-Keys turned back and values are a matrix times the layer's input, so their rank is at most the model's width, 96 in the
-tiny model, whatever it has learned. How much fewer do is what its training has made of it.
+Keys before that, and values, are a matrix times the layer's input, so their rank is at most the model's width, 96 in
+the tiny model, whatever it has learned. How much fewer do is what its training has made of it.
 """
 
 from collections.abc import Iterator
