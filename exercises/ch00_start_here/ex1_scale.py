@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake, edits
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.model import Slip
-from exercises.topics.elementwise_model import (
+from exercises.topics.elementwise import (
     FIRST_ELEMENT_MISSING,
-    READS_BLOCK_0,
     elementwise_models,
     of_any_block,
     of_programs,
-    read,
-    stored,
-    written,
+    reads_block_0,
 )
+from exercises.topics.pointers import load, put
 from exercises.topics.vector_inputs import OF_FLOAT32
 
 
@@ -55,49 +54,56 @@ CONTRACT = Contract(
 )
 
 
-def compute(s, x, factor):
-    inside = written(s, len(x))
-    values = read(s, x, inside)
-    if s("factor_truncated"):
-        factor = int(factor)
-    if s("factor_truncated__rounded"):
-        factor = round(factor)
-    if s("factor_or_one"):
-        factor = factor or 1.0
-    if s("factor_without_sign"):
-        factor = abs(factor)
-    if s("not_scaled"):
-        scaled = values
-    elif s("factor_added"):
-        scaled = values + factor
-    elif s("divided"):
-        scaled = values / torch.tensor(factor)
-    elif s("factor_twice"):
-        scaled = values * factor * factor
-    elif s("squared"):
-        scaled = values * values
-    elif s("filled_with_the_factor"):
-        scaled = torch.full_like(values, factor)
-    else:
-        scaled = values * factor
-    return stored(s, scaled, inside)
+def scaled(x, factor):
+    length = x.numel()
+    block = 256
+    offsets = torch.arange(-(-length // block))[:, None] * block + torch.arange(block)  # [programs, block]
+    inside = offsets < length
+    values, number = load(x, offsets, inside, math.nan), float(factor)
+    result = torch.full_like(x, math.nan)
+    put(result, offsets, values * number, inside)
+    return result
 
 
+FACTOR, PRODUCT = "float(factor)", "values * number"
 TRUNCATED = "The factor was cut to a whole number, as `int(factor)` does. It may be a float: pass it on as it is."
-SLIPS = (
-    Slip("not_scaled", "The result is x itself: the kernel copies and never multiplies by the factor."),
-    Slip("factor_added", "The factor was added. Multiply by it."),
-    Slip("factor_or_one", "A factor of 0 became 1: `factor or 1.0` does that. 0 is a factor like any other."),
-    Slip("factor_truncated", TRUNCATED),
-    Slip("factor_truncated__rounded", TRUNCATED.replace("cut", "rounded").replace("int(", "round(")),
+CHANGES = (
+    *edits(
+        "The result is x itself: the kernel copies and never multiplies by the factor.", not_scaled=(PRODUCT, "values")
+    ),
+    *edits("The factor was added. Multiply by it.", factor_added=(PRODUCT, "values + number")),
+    *edits(
+        "A factor of 0 became 1: `factor or 1.0` does that. 0 is a factor like any other.",
+        factor_or_one=(FACTOR, "float(factor or 1.0)"),
+    ),
+    *edits(TRUNCATED, factor_truncated=(FACTOR, "int(factor)")),
+    *edits(
+        TRUNCATED.replace("cut", "rounded").replace("int(", "round("),
+        factor_truncated__rounded=(FACTOR, "round(factor)"),
+    ),
     *of_programs(69_629),
-    FIRST_ELEMENT_MISSING,
-    READS_BLOCK_0,
-    Slip("divided", "The elements were divided by the factor. Multiply them by it."),
-    Slip("factor_twice", "The elements were multiplied by the factor twice. Is it in the launcher and in the kernel?"),
-    Slip("factor_without_sign", "The factor lost its sign. A negative factor flips the sign of every element."),
-    Slip("squared", "The elements were multiplied by themselves. Multiply them by the factor."),
-    Slip("filled_with_the_factor", "Every element of the result is the factor itself. Store `values * factor`."),
+    *FIRST_ELEMENT_MISSING,
+    *reads_block_0("x"),
+    *edits(
+        "The elements were divided by the factor. Multiply them by it.",
+        divided=(PRODUCT, "values / torch.tensor(number)"),
+    ),
+    *edits(
+        "The elements were multiplied by the factor twice. Is it in the launcher and in the kernel?",
+        factor_twice=(PRODUCT, "values * number * number"),
+    ),
+    *edits(
+        "The factor lost its sign. A negative factor flips the sign of every element.",
+        factor_without_sign=(FACTOR, "float(abs(factor))"),
+    ),
+    *edits(
+        "The elements were multiplied by themselves. Multiply them by the factor.", squared=(PRODUCT, "values * values")
+    ),
+    *edits(
+        "Every element of the result is the factor itself. Store `values * factor`.",
+        filled_with_the_factor=(PRODUCT, "torch.tensor(number)"),
+    ),
+    *of_any_block(256),
 )
 
 
@@ -108,7 +114,7 @@ EXERCISE = Exercise(
     cases=scale_cases,
     oracle=scale_oracle,
     contracts=(CONTRACT,),
-    models=elementwise_models(compute, SLIPS, of_any_block(), blocks_of_pairs=1),
+    models=elementwise_models(scaled, CHANGES, blocks_of_pairs=1),
     needs=TRITON,
     limits=Limits(seconds=4.0, gpu_seconds=30.0),
     requirements=(LaunchesTriton(), Forbids(("mul", "div"))),

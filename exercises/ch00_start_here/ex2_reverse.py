@@ -6,11 +6,10 @@ import math
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake, edits
 from course_lib.checker.specification.contract import Contract
-from course_lib.checker.specification.model import Slip
-from exercises.topics.elementwise_model import block_of, elementwise_models, of_any_block, of_programs, stored, written
-from exercises.topics.memory import load
+from exercises.topics.elementwise import elementwise_models, of_any_block, of_programs
+from exercises.topics.pointers import load, put
 from exercises.topics.vector_inputs import OF_FLOAT32
 
 
@@ -39,93 +38,79 @@ CONTRACT = Contract(
 )
 
 
-def compute(s, x):
-    length, block = len(x), block_of(s)
-    positions = torch.arange(length)
-    program, lane = positions // block, positions % block
-    blocks = -(-length // block)
-    inside = exists = written(s, length)
-    source = length - 1 - positions
-    if s("not_reversed"):
-        source = positions
-    if s("shifted_by_one"):
-        source = length - positions
-    if s("shifted_by_one__early"):
-        source = length - 2 - positions
-    if s("reversed_within_blocks"):
-        source = torch.clamp((program + 1) * block, max=length) - 1 - lane
-    if s("reversed_within_blocks__whole", "reversed_within_blocks__masked"):
-        source = (program + 1) * block - 1 - lane
-    if s("blocks_in_reverse", "blocks_in_reverse__masked"):
-        source = length - (program + 1) * block + lane
-    if s("blocks_in_reverse__from_the_start"):
-        source = (blocks - 1 - program) * block + lane
-    if s("counted_from_the_last_block", "counted_from_the_last_block__masked"):
-        source = blocks * block - 1 - positions
-    if s("length_forgotten"):
-        source = -positions
-    if s("first_element_everywhere"):
-        source = torch.zeros_like(positions)
-    if s("last_element_everywhere"):
-        source = torch.full_like(positions, length - 1)
-    if s(*(f"{name}__masked" for name in BY_BLOCKS), "blocks_in_reverse__from_the_start"):
-        exists = exists & (source >= 0) & (source < length)
-    return stored(s, load(s, x, source, exists, math.nan), inside)
+def reversed_vector(x):
+    length = x.numel()
+    block = 256
+    offsets = torch.arange(-(-length // block))[:, None] * block + torch.arange(block)  # [programs, block]
+    inside = offsets < length
+    result = torch.full_like(x, math.nan)
+    put(result, offsets, load(x, length - 1 - offsets, inside, math.nan), inside)
+    return result
 
 
-BY_BLOCKS = ("reversed_within_blocks", "blocks_in_reverse", "counted_from_the_last_block")
-WITHIN_BLOCKS = (
-    "Each block was reversed in its own place, while the blocks kept their order. Count from the end of the whole "
-    "vector: `length - 1 - offsets`."
-)
-BLOCKS_IN_REVERSE = (
-    "The blocks are in reverse order, but the elements inside each block are not. Count every element from the end of "
-    "the vector: `length - 1 - offsets`."
-)
-FROM_THE_LAST_BLOCK = (
-    "The positions are counted from the end of the last block, which is past the vector's end unless the block is "
-    "full. Count from the vector's last element: `length - 1 - offsets`."
-)
-SLIPS = (
-    Slip(
-        "not_reversed",
+SOURCE = "length - 1 - offsets"
+LOADED, UNDER_A_MASK = f"load(x, {SOURCE}, inside", "load(x, {0}, inside & ({0} >= 0) & ({0} < length)"
+ENDS_AT_THE_BLOCKS = "(offsets // block + 1) * block - 1 - offsets % block"
+BEGINS_AT_THE_END = "length - (offsets // block + 1) * block + offsets % block"
+FROM_THE_LAST = "-(-length // block) * block - 1 - offsets"
+CHANGES = (
+    *edits(
         "The result is x in its old order. If you reverse the addresses of both the load and the store, the two "
         "cancel. Reverse only one of them.",
+        not_reversed=(SOURCE, "offsets"),
     ),
-    Slip(
-        "shifted_by_one",
+    *edits(
         "Everything is one place too late: for position 0 the kernel reads x[length], which does not exist. The "
         "last element is `length - 1`.",
+        shifted_by_one=(SOURCE, "length - offsets"),
     ),
-    Slip(
-        "shifted_by_one__early",
+    *edits(
         "Everything is one place too early: for position 0 the kernel reads the second to last element. The last "
         "element is `length - 1`.",
+        shifted_by_one__early=(SOURCE, "length - 2 - offsets"),
     ),
-    Slip("reversed_within_blocks", WITHIN_BLOCKS),
-    Slip("reversed_within_blocks__whole", WITHIN_BLOCKS),
-    Slip("reversed_within_blocks__masked", WITHIN_BLOCKS),
+    *edits(
+        "Each block was reversed in its own place, while the blocks kept their order. Count from the end of the whole "
+        "vector: `length - 1 - offsets`.",
+        reversed_within_blocks=(
+            SOURCE,
+            "torch.clamp((offsets // block + 1) * block, max=length) - 1 - offsets % block",
+        ),
+        reversed_within_blocks__whole=(SOURCE, ENDS_AT_THE_BLOCKS),
+        reversed_within_blocks__masked=(LOADED, UNDER_A_MASK.format(ENDS_AT_THE_BLOCKS)),
+    ),
     *of_programs(12_285),
-    Slip("blocks_in_reverse", BLOCKS_IN_REVERSE),
-    Slip("blocks_in_reverse__masked", BLOCKS_IN_REVERSE),
-    Slip("blocks_in_reverse__from_the_start", BLOCKS_IN_REVERSE),
-    Slip("counted_from_the_last_block", FROM_THE_LAST_BLOCK),
-    Slip("counted_from_the_last_block__masked", FROM_THE_LAST_BLOCK),
-    Slip(
-        "length_forgotten",
+    *edits(
+        "The blocks are in reverse order, but the elements inside each block are not. Count every element from the end "
+        "of the vector: `length - 1 - offsets`.",
+        blocks_in_reverse=(SOURCE, BEGINS_AT_THE_END),
+        blocks_in_reverse__masked=(LOADED, UNDER_A_MASK.format(BEGINS_AT_THE_END)),
+        blocks_in_reverse__from_the_start=(
+            *(LOADED, UNDER_A_MASK.format("(-(-length // block) - 1 - offsets // block) * block + offsets % block")),
+        ),
+    ),
+    *edits(
+        "The positions are counted from the end of the last block, which is past the vector's end unless the block is "
+        "full. Count from the vector's last element: `length - 1 - offsets`.",
+        counted_from_the_last_block=(SOURCE, FROM_THE_LAST),
+        counted_from_the_last_block__masked=(LOADED, UNDER_A_MASK.format(FROM_THE_LAST)),
+    ),
+    *edits(
         "The kernel walks backwards from the vector's first element, out of the vector. Start at its last one: "
         "`x_pointer + length - 1 - offsets`.",
+        length_forgotten=(SOURCE, "-offsets"),
     ),
-    Slip(
-        "first_element_everywhere",
+    *edits(
         "Every element of the result is the first of x: the load has one address, without offsets.",
+        first_element_everywhere=(SOURCE, "torch.zeros_like(offsets)"),
     ),
-    Slip(
-        "last_element_everywhere",
+    *edits(
         "Every element of the result is the last of x: the load has one address, without offsets.",
+        last_element_everywhere=(SOURCE, "torch.full_like(offsets, length - 1)"),
     ),
+    *edits("", backwards=("result = torch", "offsets = length - 1 - offsets\nresult = torch")),
+    *of_any_block(256),
 )
-MODELS = elementwise_models(compute, SLIPS, of_any_block() + of_any_block("backwards"), blocks_of_pairs=2)
 
 
 def _nothing_stored(case, seen, got) -> bool:
@@ -145,7 +130,7 @@ EXERCISE = Exercise(
     cases=reverse_cases,
     oracle=reverse_oracle,
     contracts=(CONTRACT,),
-    models=MODELS,
+    models=elementwise_models(reversed_vector, CHANGES, blocks_of_pairs=2, also=((), ("backwards",))),
     needs=TRITON,
     limits=Limits(gpu_seconds=30.0),
     requirements=(LaunchesTriton(), Forbids(("flip", "index", "gather", "index_select"))),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from course_lib.checker import TRITON, Case, Contiguous, Exercise, Forbids, LaunchesTriton, Limits, Mistake
+from course_lib.checker import TRITON, Case, Contiguous, Exercise, Forbids, LaunchesTriton, Limits, Mistake, edits
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import CONTIGUOUS, every_other
-from course_lib.checker.specification.model import Slip
 from exercises.ch01_memory_hierarchy_and_roofline.blocks import (
     GRID_CAPPED,
     NOT_MASKED,
@@ -16,19 +17,16 @@ from exercises.ch01_memory_hierarchy_and_roofline.blocks import (
     nothing_stored,
     past_the_end,
 )
-from exercises.topics.elementwise_model import (
+from exercises.topics.elementwise import (
     FIRST_ELEMENT_MISSING,
-    READS_BLOCK_0,
     WRITTEN_INTO_AN_INPUT,
     elementwise_models,
     of_any_block,
     of_programs,
-    read,
-    stored,
+    reads_block_0,
     writes_an_input,
-    written,
 )
-from exercises.topics.memory import store
+from exercises.topics.pointers import load, put
 from exercises.topics.pytorch_operations import ARITHMETIC
 from exercises.topics.vector_inputs import VALUES, huge
 
@@ -100,40 +98,16 @@ CONTRACT = Contract(
 )
 
 
-def compute(s, x, y):
-    (own_x,), (own_y,) = x.stride(), y.stride()
-    x_stride = 1 if s("stride_ignored", "stride_ignored__x") else own_x
-    y_stride = 1 if s("stride_ignored", "stride_ignored__y") else own_y
-    if s("stride_ignored__x_by_y", "stride_ignored__exchanged"):
-        x_stride = own_y
-    if s("stride_ignored__y_by_x", "stride_ignored__exchanged"):
-        y_stride = own_x
-    inside = written(s, len(x))
-    first, second = read(s, x, inside, x_stride), read(s, y, inside, y_stride)
-    if s("x_added_to_itself"):
-        second = first
-    if s("x_added_to_itself__by_the_stride_of_y"):
-        second = read(s, x, inside, own_y)
-    if s("y_added_to_itself"):
-        first = second
-    if s("y_added_to_itself__by_the_stride_of_x"):
-        first = read(s, y, inside, own_x)
-    if s("subtracted"):
-        total = first - second
-    elif s("subtracted__from_y"):
-        total = second - first
-    elif s("multiplied"):
-        total = first * second
-    elif s("x_alone"):
-        total = first
-    elif s("y_alone"):
-        total = second
-    else:
-        total = first + second
-    total = stored(s, total, inside)
-    if s("stored_with_a_stride", "stored_with_a_stride__y"):
-        return store(s, total, torch.arange(len(x)) * (own_x if s("stored_with_a_stride") else own_y))
-    return total
+def added(x, y):
+    length = x.numel()
+    block = 1024
+    offsets = torch.arange(-(-length // block))[:, None] * block + torch.arange(block)  # [programs, block]
+    inside = offsets < length
+    x_values = load(x, offsets * x.stride(0), inside, math.nan)
+    y_values = load(y, offsets * y.stride(0), inside, math.nan)
+    result = x.new_full((length,), math.nan)
+    put(result, offsets, x_values + y_values, inside)
+    return result
 
 
 STRIDED = (
@@ -143,38 +117,58 @@ STORED_APART = (
     "The result was written at {}'s stride, so some of its elements were never written. The result is contiguous: "
     "store at `offsets`."
 )
-SLIPS = (
+X_STRIDE, Y_STRIDE, SUM = "x.stride(0)", "y.stride(0)", "x_values + y_values"
+X_ALONG, Y_ALONG = f"x, offsets * {X_STRIDE}", f"y, offsets * {Y_STRIDE}"
+WITHIN = "offsets // block * block + offsets % block *"
+CHANGES = (
     *of_programs(69_629),
-    FIRST_ELEMENT_MISSING,
-    READS_BLOCK_0,
-    Slip("stride_ignored", f"x and y are read as if their elements were neighbours. {STRIDED}"),
-    Slip(
-        "stride_ignored__block_start",
+    *FIRST_ELEMENT_MISSING,
+    *reads_block_0("x", "y"),
+    *edits(
+        f"x and y are read as if their elements were neighbours. {STRIDED}",
+        stride_ignored=(X_STRIDE, "1", Y_STRIDE, "1"),
+    ),
+    *edits(
         "Only the positions within a block are multiplied by the stride. The block's start must be, too: "
         "`(tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)) * stride`.",
+        stride_ignored__block_start=(
+            *(f"offsets * {X_STRIDE}", f"{WITHIN} {X_STRIDE}"),
+            *(f"offsets * {Y_STRIDE}", f"{WITHIN} {Y_STRIDE}"),
+        ),
     ),
-    Slip("stride_ignored__x", f"x is read as if its elements were neighbours. {STRIDED}"),
-    Slip("stride_ignored__y", f"y is read as if its elements were neighbours. {STRIDED}"),
-    Slip("stride_ignored__x_by_y", f"x is read by the stride of y. {STRIDED}"),
-    Slip("stride_ignored__y_by_x", f"y is read by the stride of x. {STRIDED}"),
-    Slip("stride_ignored__exchanged", f"x is read by the stride of y, and y by that of x. {STRIDED}"),
-    Slip("stored_with_a_stride", STORED_APART.format("x")),
-    Slip("stored_with_a_stride__y", STORED_APART.format("y")),
-    Slip("x_added_to_itself", "The result is x + x: the second load reads x again. Load y from `y_pointer`."),
-    Slip(
-        "x_added_to_itself__by_the_stride_of_y",
+    *edits(f"x is read as if its elements were neighbours. {STRIDED}", stride_ignored__x=(X_STRIDE, "1")),
+    *edits(f"y is read as if its elements were neighbours. {STRIDED}", stride_ignored__y=(Y_STRIDE, "1")),
+    *edits(f"x is read by the stride of y. {STRIDED}", stride_ignored__x_by_y=(X_STRIDE, Y_STRIDE)),
+    *edits(f"y is read by the stride of x. {STRIDED}", stride_ignored__y_by_x=(Y_STRIDE, X_STRIDE)),
+    *edits(
+        f"x is read by the stride of y, and y by that of x. {STRIDED}",
+        stride_ignored__exchanged=(X_STRIDE, Y_STRIDE, Y_STRIDE, X_STRIDE),
+    ),
+    *edits(STORED_APART.format("x"), stored_with_a_stride=("put(result, offsets", f"put(result, offsets * {X_STRIDE}")),
+    *edits(
+        STORED_APART.format("y"), stored_with_a_stride__y=("put(result, offsets", f"put(result, offsets * {Y_STRIDE}")
+    ),
+    *edits(
+        "The result is x + x: the second load reads x again. Load y from `y_pointer`.",
+        x_added_to_itself=(Y_ALONG, X_ALONG),
+    ),
+    *edits(
         "Both loads read x, the second by the stride of y. Load y from `y_pointer`.",
+        x_added_to_itself__by_the_stride_of_y=("load(y", "load(x"),
     ),
-    Slip("y_added_to_itself", "The result is y + y: the first load reads y. Load x from `x_pointer`."),
-    Slip(
-        "y_added_to_itself__by_the_stride_of_x",
+    *edits(
+        "The result is y + y: the first load reads y. Load x from `x_pointer`.", y_added_to_itself=(X_ALONG, Y_ALONG)
+    ),
+    *edits(
         "Both loads read y, the first by the stride of x. Load x from `x_pointer`.",
+        y_added_to_itself__by_the_stride_of_x=("load(x", "load(y"),
     ),
-    Slip("subtracted", "The result is x - y. Add the two."),
-    Slip("subtracted__from_y", "The result is y - x. Add the two."),
-    Slip("multiplied", "The result is the product of x and y. Add the two."),
-    Slip("x_alone", "The result is x alone: y is never added."),
-    Slip("y_alone", "The result is y alone: x is never added."),
+    *edits("The result is x - y. Add the two.", subtracted=(SUM, "x_values - y_values")),
+    *edits("The result is y - x. Add the two.", subtracted__from_y=(SUM, "y_values - x_values")),
+    *edits("The result is the product of x and y. Add the two.", multiplied=(SUM, "x_values * y_values")),
+    *edits("The result is x alone: y is never added.", x_alone=(SUM, "x_values")),
+    *edits("The result is y alone: x is never added.", y_alone=(SUM, "y_values")),
+    *of_any_block(1024),
 )
 
 
@@ -185,7 +179,7 @@ EXERCISE = Exercise(
     cases=add_cases,
     oracle=add_oracle,
     contracts=(CONTRACT,),
-    models=elementwise_models(compute, SLIPS, of_any_block(first=1024), blocks_of_pairs=2),
+    models=elementwise_models(added, CHANGES, blocks_of_pairs=2),
     needs=TRITON,
     limits=Limits(seconds=16.0),  # in blocks of 32 the longest vector takes 10 s
     requirements=(LaunchesTriton(), Forbids(ARITHMETIC), Contiguous()),

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, FasterThan, Forbids, LaunchesTriton, Limits, Mistake, Moves
+from course_lib.checker import (
+    TRITON,
+    Case,
+    Exercise,
+    FasterThan,
+    Forbids,
+    LaunchesTriton,
+    Limits,
+    Mistake,
+    Moves,
+    edits,
+)
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.draw import Draw
-from course_lib.checker.specification.model import Slip
 from exercises.ch01_memory_hierarchy_and_roofline.blocks import (
     GRID_CAPPED,
     NOT_MASKED,
@@ -16,21 +28,17 @@ from exercises.ch01_memory_hierarchy_and_roofline.blocks import (
     nothing_stored,
     past_the_end,
 )
-from exercises.topics.elementwise_model import (
+from exercises.topics.elementwise import (
     FIRST_ELEMENT_MISSING,
-    READS_BLOCK_0,
-    block_of,
+    PROGRAMS,
     elementwise_models,
     of_any_block,
     of_programs,
-    read,
-    stored,
-    written,
+    reads_block_0,
 )
+from exercises.topics.pointers import load, put
 from exercises.topics.pytorch_operations import ARITHMETIC
 from exercises.topics.vector_inputs import VALUES, huge
-
-RELU_TOO_EARLY = "ReLU was applied to a part, before y was added. It comes last, to scale * x + y."
 
 
 def fused_oracle(x, y, scale):
@@ -97,146 +105,111 @@ def _fused_bytes(x, y, scale) -> int:
     return 3 * x.numel() * x.element_size()
 
 
-def compute(s, x, y, scale):
-    inside = written(s, x.numel())
-    if s("rows_counted__in_the_grid"):
-        inside &= torch.arange(x.numel()) < -(-x.shape[0] // block_of(s)) * block_of(s)
-    first, second = (read(s, tensor.flatten(), inside).float() for tensor in (x, y))
-    if s("scale_truncated"):
-        scale = int(scale)
-    if s("scale_truncated__rounded"):
-        scale = round(scale)
-    if s("scale_or_one"):
-        scale = scale or 1.0
-    if s("scale_without_sign"):
-        scale = max(scale, 0.0)
-    if s("scale_without_sign__absolute"):
-        scale = abs(scale)
-    if s("scale_missing"):
-        scale = 1.0
-    if s("x_for_y"):
-        second = first
-    if s("y_for_x"):
-        first = second
-    if s("y_scaled"):
-        value = first + scale * second
-    elif s("sum_scaled"):
-        value = scale * (first + second)
-    elif s("scale_added"):
-        value = first + scale + second
-    elif s("y_missing"):
-        value = scale * first
-    elif s("x_missing"):
-        value = second
-    elif s("y_subtracted"):
-        value = scale * first - second
-    elif s("y_multiplied"):
-        value = scale * first * second
-    elif s("relu_before_add"):
-        value = torch.relu(scale * first) + second
-    elif s("relu_before_add__of_x"):
-        value = scale * torch.relu(first) + second
-    elif s("relu_before_scale"):
-        value = scale * torch.relu(first + second)
-    elif s("relu_of_each"):
-        value = torch.relu(scale * first) + torch.relu(second)
-    else:
-        value = scale * first + second
-    flat = stored(s, _rectified(s, value, x.dtype).to(x.dtype), inside)
-    for place, name in ((0, "rows_counted"), (-1, "rows_counted__columns")):
-        if s(name):
-            flat[x.shape[place] :] = torch.nan
-    return flat.view(x.shape)
+def fused(x, y, scale):
+    length = x.numel()
+    block = 1024
+    offsets = torch.arange(-(-length // block))[:, None] * block + torch.arange(block)  # [programs, block]
+    inside = offsets < length
+    x_values, y_values = load(x, offsets, inside, math.nan).float(), load(y, offsets, inside, math.nan).float()
+    value = float(scale) * x_values + y_values
+    result = torch.full_like(x, math.nan)
+    put(result, offsets, torch.relu(value), inside)
+    return result
 
 
-def _rectified(s, value, dtype):
-    """What becomes of the sum in the last step."""
-    if s("relu_missing", "relu_before_add", "relu_before_add__of_x", "relu_before_scale", "relu_of_each"):
-        return value
-    if s("minimum_taken"):
-        return value.clamp(max=0)
-    if s("absolute_value"):
-        return value.abs()
-    if s("relu_by_the_magnitude"):
-        narrow = value.to(dtype)
-        return (narrow + narrow.abs()) / 2
-    if s("compared_with_one"):
-        return value.clamp(min=1)
-    if s("maximum_over_the_block", "maximum_over_the_block__and_zero"):
-        block = block_of(s)
-        tail = torch.zeros(
-            -len(value) % block
-        )  # of lanes past the end, which a check makes NaN, and tl.max passes over
-        blocks = torch.cat([value.nan_to_num(-torch.inf), tail - torch.inf]).view(-1, block)
-        largest = blocks.amax(dim=1, keepdim=True).expand(-1, block).flatten()[: len(value)]
-        return torch.relu(largest) if s("maximum_over_the_block__and_zero") else largest
-    return torch.relu(value)
-
-
+SCALE, VALUE, RELU = "float(scale)", "float(scale) * x_values + y_values", "torch.relu(value)"
+SCALED, PLUS_Y = "float(scale) * x_values", "float(scale) * x_values +"
+LARGEST = "value.nan_to_num(-math.inf).amax(1, keepdim=True).expand(value.shape)"  # tl.max passes over NaN
+OF_ALL = "length = x.numel()"
 TRUNCATED = "`scale` was cut to a whole number, as `int(scale)` does. It is a float: pass it on as it is."
-SLIPS = (
-    Slip("relu_before_add", RELU_TOO_EARLY),
-    Slip("relu_before_add__of_x", RELU_TOO_EARLY),
-    Slip("relu_before_scale", "ReLU was applied to x + y, and its result scaled. Scale x, add y, and take ReLU last."),
-    Slip(
-        "relu_missing",
+CHANGES = (
+    *edits(
+        "ReLU was applied to a part, before y was added. It comes last, to scale * x + y.",
+        relu_before_add=(SCALED, f"torch.relu({SCALED})", RELU, "value"),
+        relu_before_add__of_x=(PLUS_Y, f"{SCALE} * torch.relu(x_values) +", RELU, "value"),
+    ),
+    *edits(
+        "ReLU was applied to x + y, and its result scaled. Scale x, add y, and take ReLU last.",
+        relu_before_scale=(VALUE, f"{SCALE} * torch.relu(x_values + y_values)", RELU, "value"),
+    ),
+    *edits(
         "Negative values are left in the result: the last step, ReLU, is missing, or is Python's `max`, which does not "
         "compare element by element. Use `tl.maximum`.",
+        relu_missing=(RELU, "value"),
     ),
-    Slip("scale_missing", "`scale` is never used: x stands where scale * x is meant."),
-    Slip("sum_scaled", "The sum was scaled: that is scale * (x + y). Scale only x."),
-    Slip("y_scaled", "y was scaled instead of x."),
-    Slip("scale_added", "`scale` was added. Multiply x by it."),
-    Slip("scale_truncated", TRUNCATED),
-    Slip("scale_or_one", "A scale of 0 became 1: `scale or 1.0` does that. 0 is a scale like any other."),
-    Slip("scale_without_sign", "A scale below 0 was cut to 0. It may have any sign."),
-    Slip("scale_without_sign__absolute", "The scale lost its sign. It may be negative."),
-    Slip("scale_truncated__rounded", TRUNCATED.replace("cut", "rounded").replace("int(", "round(")),
-    Slip("y_missing", "y is never added: the result is relu(scale * x)."),
-    Slip("x_missing", "x is left out: the result is relu(y)."),
-    Slip("x_for_y", "x was loaded twice, and added in the place of y. Load y from `y_pointer`."),
-    Slip("y_for_x", "y was loaded twice, and scaled in the place of x. Load x from `x_pointer`."),
-    Slip("y_subtracted", "y was subtracted. Add it."),
-    Slip("y_multiplied", "scale * x was multiplied by y. Add y."),
-    Slip(
-        "rows_counted",
+    *edits("`scale` is never used: x stands where scale * x is meant.", scale_missing=(SCALE, "1.0")),
+    *edits(
+        "The sum was scaled: that is scale * (x + y). Scale only x.",
+        sum_scaled=(VALUE, f"{SCALE} * (x_values + y_values)"),
+    ),
+    *edits("y was scaled instead of x.", y_scaled=(VALUE, f"x_values + {SCALE} * y_values")),
+    *edits("`scale` was added. Multiply x by it.", scale_added=(VALUE, f"{SCALE} + x_values + y_values")),
+    *edits(TRUNCATED, scale_truncated=(SCALE, "int(scale)")),
+    *edits(
+        "A scale of 0 became 1: `scale or 1.0` does that. 0 is a scale like any other.",
+        scale_or_one=(SCALE, "float(scale or 1.0)"),
+    ),
+    *edits("A scale below 0 was cut to 0. It may have any sign.", scale_without_sign=(SCALE, "float(max(scale, 0.0))")),
+    *edits("The scale lost its sign. It may be negative.", scale_without_sign__absolute=(SCALE, "float(abs(scale))")),
+    *edits(
+        TRUNCATED.replace("cut", "rounded").replace("int(", "round("), scale_truncated__rounded=(SCALE, "round(scale)")
+    ),
+    *edits("y is never added: the result is relu(scale * x).", y_missing=(VALUE, SCALED)),
+    *edits("x is left out: the result is relu(y).", x_missing=(VALUE, "y_values")),
+    *edits("x was loaded twice, and added in the place of y. Load y from `y_pointer`.", x_for_y=("load(y", "load(x")),
+    *edits("y was loaded twice, and scaled in the place of x. Load x from `x_pointer`.", y_for_x=("load(x", "load(y")),
+    *edits("y was subtracted. Add it.", y_subtracted=(VALUE, f"{SCALED} - y_values")),
+    *edits("scale * x was multiplied by y. Add y.", y_multiplied=(VALUE, f"{SCALED} * y_values")),
+    *edits(
         "Only as many elements were written as the tensor has rows: `x.shape[0]` and `len(x)` count those. The number "
         "of elements is `x.numel()`.",
+        rows_counted=(OF_ALL, "length = x.shape[0]"),
     ),
-    Slip(
-        "rows_counted__columns",
+    *edits(
         "Only as many elements were written as the last dimension has: `x.shape[-1]` counts those. The number of "
         "elements is `x.numel()`.",
+        rows_counted__columns=(OF_ALL, "length = x.shape[-1]"),
     ),
-    Slip(
-        "rows_counted__in_the_grid",
+    *edits(
         "There are only as many programs as it takes for the tensor's rows: the grid is counted from `x.shape[0]` or "
         "`len(x)`. The number of elements is `x.numel()`.",
+        rows_counted__in_the_grid=(PROGRAMS, "-(-x.shape[0] // block)"),
     ),
-    Slip(
-        "minimum_taken", "Negative values stayed and positive ones became 0: that is the minimum. ReLU is the maximum."
+    *edits(
+        "Negative values stayed and positive ones became 0: that is the minimum. ReLU is the maximum.",
+        minimum_taken=(RELU, "value.clamp(max=0)"),
     ),
-    Slip("absolute_value", "Negative values came out positive: that is the absolute value. ReLU makes them 0."),
-    Slip(
-        "maximum_over_the_block",
+    *edits(
+        "Negative values came out positive: that is the absolute value. ReLU makes them 0.",
+        absolute_value=(RELU, "value.abs()"),
+    ),
+    *edits(
         "All elements of a block are the same, the largest of them: `tl.max` reduces a block to one number. "
         "`tl.maximum(value, 0.0)` compares element by element.",
+        maximum_over_the_block=(RELU, LARGEST),
     ),
-    Slip(
-        "maximum_over_the_block__and_zero",
+    *edits(
         "All elements of a block are the same, its largest or 0: `tl.max` reduces a block to one number. "
         "`tl.maximum(value, 0.0)` compares element by element.",
+        maximum_over_the_block__and_zero=(RELU, f"torch.relu({LARGEST})"),
     ),
-    Slip("relu_of_each", "ReLU was applied to scale * x and to y, and the two added. Add first: ReLU comes last."),
-    Slip(
-        "relu_by_the_magnitude",
+    *edits(
+        "ReLU was applied to scale * x and to y, and the two added. Add first: ReLU comes last.",
+        relu_of_each=(VALUE, f"torch.relu({SCALED}) + torch.relu(y_values)", RELU, "value"),
+    ),
+    *edits(
         "ReLU was written as (v + |v|) / 2. The sum is twice v, and overflows where v itself fits: float16 ends at "
         "65,504. Take `tl.maximum(value, 0.0)`.",
+        relu_by_the_magnitude=(RELU, "(value.to(x.dtype) + value.to(x.dtype).abs()) / 2"),
     ),
-    Slip("compared_with_one", "No element is below 1: the maximum was taken with 1. ReLU's is with 0."),
+    *edits(
+        "No element is below 1: the maximum was taken with 1. ReLU's is with 0.",
+        compared_with_one=(RELU, "value.clamp(min=1)"),
+    ),
     *of_programs(69_629),
-    FIRST_ELEMENT_MISSING,
-    READS_BLOCK_0,
+    *FIRST_ELEMENT_MISSING,
+    *reads_block_0("x", "y"),
+    *of_any_block(1024),
 )
 
 
@@ -254,7 +227,7 @@ EXERCISE = Exercise(
     cases=fused_cases,
     oracle=fused_oracle,
     contracts=(CONTRACT,),
-    models=elementwise_models(compute, SLIPS, of_any_block(first=1024), blocks_of_pairs=2),
+    models=elementwise_models(fused, CHANGES, blocks_of_pairs=2),
     needs=TRITON,
     limits=Limits(memory_bytes=3 << 30),  # the timed case on a GPU brings tensors of 134 MB
     requirements=(

@@ -14,7 +14,7 @@ def spread(scale=1.0, around=0.0):
     return make
 
 
-ordinary, huge, tiny = spread(), spread(1e30), spread(1e-30)
+ordinary, huge, tiny = spread(), spread(1e30), spread(1e-24)  # the judge takes two numbers below 1e-30 for one
 
 
 def negative(draw, *shape):
@@ -32,4 +32,4 @@ VALUES = (
     Level(negative, "negative numbers"),
     Level(with_zeros, "zeros among them"),
 )
-OF_FLOAT32 = (*VALUES, Level(huge, "values near 1e30"), Level(tiny, "values near 1e-30"))
+OF_FLOAT32 = (*VALUES, Level(huge, "values near 1e30"), Level(tiny, "values near 1e-24"))
