@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from course_lib.hardware.device import interpreting
-from course_lib.kernels.attention.dispatch import attention, choose
+from course_lib.kernels.attention.dispatch import choose
+from course_lib.kernels.attention.operator import attention
 from course_lib.kernels.attention.reference import attention_reference
 from course_lib.kernels.hopper import limits as hopper_limits
 from course_lib.kernels.hopper.limits import gpu_refusal, hopper_refusal, input_refusal, missing_gluon
