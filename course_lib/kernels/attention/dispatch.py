@@ -12,8 +12,8 @@ infinity in a value that a mask hides stays hidden; with the other it can reach 
 from typing import NamedTuple
 
 from course_lib.kernels.attention.backward import flash_attention_backward
-from course_lib.kernels.attention.checks import check_attention_inputs
 from course_lib.kernels.attention.flash import flash_attention
+from course_lib.kernels.common.attention_checks import check_attention_inputs
 from course_lib.kernels.hopper.backward_limits import backward_refusal
 from course_lib.kernels.hopper.limits import hopper_refusal
 

@@ -16,8 +16,8 @@ latter shows the kernels themselves to `torch.compile`, which gains nothing from
 import torch
 
 from course_lib.kernels.attention.autograd import NO_SECOND_DERIVATIVE
-from course_lib.kernels.attention.checks import check_attention_inputs
 from course_lib.kernels.attention.dispatch import backward, forward
+from course_lib.kernels.common.attention_checks import check_attention_inputs
 
 FORWARD = "(Tensor query, Tensor key, Tensor value, bool causal, int? window, float? scale) -> (Tensor, Tensor)"
 BACKWARD = (

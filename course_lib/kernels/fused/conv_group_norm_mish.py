@@ -35,7 +35,9 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.attention.parts import FLOAT32_PRECISION
+from course_lib.kernels.common.checks import FLOAT_DTYPES, check_contiguous, check_tensor
+from course_lib.kernels.common.numbers import FLOAT32_PRECISION
+from course_lib.kernels.common.signatures import signature_of
 from course_lib.kernels.fused.checks import check_epsilon, check_weight
 from course_lib.kernels.fused.group_norm_mish import (
     check_channels,
@@ -45,7 +47,6 @@ from course_lib.kernels.fused.group_norm_mish import (
     mish_and_slope,
     total_of_each,
 )
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_contiguous, check_tensor
 
 SMALLEST_SIDE = 16  # of a tensor core's tile
 TILE_ELEMENTS, LARGEST_TILE = 2048, 4096  # of a program's part of out
@@ -223,10 +224,9 @@ def compile_cases() -> list[CompileCase]:
 
     In float32, without tensor cores, a thread of the last level's tile spills 40 bytes on sm_120 and 32 on sm_90.
     """
-    names = [name for name in conv_group_norm_mish_kernel.arg_names if not name.isupper()]
     cases = []
     for kind in ("fp16", "fp32"):
-        signature = {name: f"*{kind}" if name.endswith("_pointer") else "i32" for name in names} | {"epsilon": "fp32"}
+        signature = signature_of(conv_group_norm_mish_kernel, kind)
         for samples, members, length in ((4, 32, 16), (4, 128, 4), (1, 64, 64)):
             constants = {"TAPS": 5, "BLOCK_SAMPLES": samples, "BLOCK_CHANNELS": members, "BLOCK_LENGTH": length,
                          "BLOCK_K": BLOCK_K}  # fmt: skip

@@ -17,11 +17,11 @@ import torch
 
 from course_lib.hardware.compiler.cuda_cpp import LARGEST_INT, CudaLaunch, run_cuda
 from course_lib.hardware.compiler.cuda_numbers import CONVERSIONS, FAST_ARITHMETIC
+from course_lib.kernels.common.checks import check_contiguous, check_tensor
 from course_lib.kernels.fused.checks import check_epsilon
 from course_lib.kernels.fused.cuda_add_rms_norm import check_on_gpu
 from course_lib.kernels.fused.cuda_rows import ELEMENTS, SHARED_BY_KERNELS, WARP, Cut, cut_of, widest
 from course_lib.kernels.fused.group_norm_mish import check
-from course_lib.kernels.memory.checks import check_contiguous, check_tensor
 
 WARPS_OF_BLOCK = 4  # where each takes a group of its own
 

@@ -26,6 +26,9 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
+from course_lib.kernels.common.checks import FLOAT_DTYPES, check_alike, check_tensor
+from course_lib.kernels.common.numbers import LARGEST_GROUP
+from course_lib.kernels.common.signatures import signature_of
 from course_lib.kernels.fused.group_norm_mish import (
     TILE_ELEMENTS,
     check,
@@ -36,12 +39,9 @@ from course_lib.kernels.fused.group_norm_mish import (
     tile_of,
     tile_of_loop,
     total_of_each,
-    types,
 )
 from course_lib.kernels.fused.rms_norm_backward import bands
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_alike, check_tensor
 from course_lib.kernels.memory.row_sum import row_sum
-from course_lib.kernels.softmax.rows import LARGEST_GROUP
 
 ONE_PASS_BYTES = 32768  # of a group's x, padded: all that is made of an element is float32, and fills the registers
 LOOP_ELEMENTS, LOOP_WARPS = 2048, 4  # of a tile of larger groups
@@ -338,12 +338,13 @@ def compile_cases() -> list[CompileCase]:
     for kind, largest in (("fp16", (1, 64, 256)), ("fp32", (1, 32, 256))):
         for samples, members, length in ((4, 32, 16), largest):
             constants = {"UNIT": 8, "BLOCK_SAMPLES": samples, "BLOCK_CHANNELS": members, "BLOCK_LENGTH": length}
-            cases.append(CompileCase(group_norm_mish_backward_kernel, types(group_norm_mish_backward_kernel, kind),
-                                     constants, num_warps=WARPS[samples * members * length],
+            signature = signature_of(group_norm_mish_backward_kernel, kind)
+            cases.append(CompileCase(group_norm_mish_backward_kernel, signature, constants,
+                                     num_warps=WARPS[samples * members * length],
                                      max_spill_bytes=32 if samples == 1 and kind == "fp16" else 0,
                                      label=f"{kind} {members} × {length}"))  # fmt: skip
         constants = {"BLOCK_CHANNELS": 1, "BLOCK_LENGTH": LOOP_ELEMENTS}
         cases.append(CompileCase(group_norm_mish_backward_loop_kernel,
-                                 types(group_norm_mish_backward_loop_kernel, kind), constants,
+                                 signature_of(group_norm_mish_backward_loop_kernel, kind), constants,
                                  num_warps=LOOP_WARPS, label=kind))  # fmt: skip
     return cases

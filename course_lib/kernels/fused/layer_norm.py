@@ -21,10 +21,11 @@ import triton.language as tl
 from course_lib.hardware.compiler.architectures import ARCHITECTURES
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.hardware.device import interpreting
+from course_lib.kernels.common.checks import FLOAT_DTYPES, as_rows, check_tensor
+from course_lib.kernels.common.numbers import LARGEST_GROUP
+from course_lib.kernels.common.signatures import signature_of
 from course_lib.kernels.fused.checks import check_epsilon, check_weight
-from course_lib.kernels.fused.group_norm_mish import types
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, as_rows, check_tensor
-from course_lib.kernels.softmax.rows import LARGEST_GROUP, reread
+from course_lib.kernels.softmax.rows import reread
 
 ONE_PASS_BYTES = 65536
 PACKED_COLUMNS = 65536  # 16-bit rows of this width stay in registers as 16 bits
@@ -177,13 +178,14 @@ def compile_cases() -> list[CompileCase]:
     cases = []
     for kind, columns in (("fp16", 4096), ("fp16", 32768), ("fp32", 16384)):
         constants = {"GROUP": 8, "BLOCK_ROWS": 1, "BLOCK_COLUMNS": columns, "PACKED": False}
-        cases.append(CompileCase(layer_norm_kernel, types(layer_norm_kernel, kind), constants, num_warps=WARPS[columns],
+        cases.append(CompileCase(layer_norm_kernel, signature_of(layer_norm_kernel, kind), constants,
+                                 num_warps=WARPS[columns],
                                  archs=tuple(ARCHITECTURES) if columns == 4096 else (80, 90, 100),
                                  label=f"{kind} {columns}"))  # fmt: skip
     constants = {"GROUP": 8, "BLOCK_ROWS": 1, "BLOCK_COLUMNS": PACKED_COLUMNS, "PACKED": True}
-    cases.append(CompileCase(layer_norm_kernel, types(layer_norm_kernel, "bf16"), constants,
+    cases.append(CompileCase(layer_norm_kernel, signature_of(layer_norm_kernel, "bf16"), constants,
                              num_warps=WARPS[PACKED_COLUMNS], archs=(80, 90, 100), max_spill_bytes=256,
                              label="bf16 65536"))  # fmt: skip
-    cases.append(CompileCase(layer_norm_loop_kernel, types(layer_norm_loop_kernel, "fp16"),
+    cases.append(CompileCase(layer_norm_loop_kernel, signature_of(layer_norm_loop_kernel, "fp16"),
                              {"BLOCK_COLUMNS": LOOP_COLUMNS}, num_warps=LOOP_WARPS))  # fmt: skip
     return cases

@@ -22,13 +22,13 @@ import triton.language as tl
 
 from course_lib.hardware.compiler.architectures import ARCHITECTURES
 from course_lib.hardware.compiler.cases import CompileCase
+from course_lib.kernels.common.checks import FLOAT_DTYPES, check_alike, check_tensor
+from course_lib.kernels.common.numbers import LARGEST_GROUP
+from course_lib.kernels.common.signatures import signature_of
 from course_lib.kernels.fused.gradients import rows_of_gradient
-from course_lib.kernels.fused.group_norm_mish import types
 from course_lib.kernels.fused.layer_norm import TILE_ELEMENTS, check
 from course_lib.kernels.fused.rms_norm_backward import STAGES, bands, stages_of
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_alike, check_tensor
 from course_lib.kernels.memory.row_sum import row_sum
-from course_lib.kernels.softmax.rows import LARGEST_GROUP
 
 ONE_PASS_BYTES = 16384  # two bands' sums and all that is made of a row are float32, and fill the registers
 WARPS = {2048: 4, 4096: 8, 8192: 16}
@@ -252,6 +252,6 @@ def compile_cases() -> list[CompileCase]:
         (layer_norm_row_means_kernel, "fp16", {"BLOCK_COLUMNS": 2 * TILE_COLUMNS}, 2 * TILE_WARPS, every),
         (layer_norm_backward_columns_kernel, "fp16", {"BLOCK_COLUMNS": TILE_COLUMNS}, TILE_WARPS, every),
     ):
-        cases.append(CompileCase(kernel, types(kernel, kind), constants, num_warps=warps, archs=archs,
+        cases.append(CompileCase(kernel, signature_of(kernel, kind), constants, num_warps=warps, archs=archs,
                                  label=f"{kind} {constants['BLOCK_COLUMNS']}"))  # fmt: skip
     return cases

@@ -27,10 +27,11 @@ import triton.language as tl
 from course_lib.hardware.compiler.architectures import ARCHITECTURES
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.hardware.device import interpreting, machine
-from course_lib.kernels.attention.parts import FLOAT32_PRECISION
+from course_lib.kernels.common.checks import FLOAT_DTYPES, as_rows, check_alike, check_tensor
+from course_lib.kernels.common.numbers import FLOAT32_PRECISION
+from course_lib.kernels.common.signatures import signature_of
 from course_lib.kernels.fused.swiglu import swiglu_reference
 from course_lib.kernels.fused.swiglu_operators import swiglu_backward_operator
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, as_rows, check_alike, check_tensor
 
 # BLOCK_ROWS, BLOCK_HIDDEN, BLOCK_K, stages. Two accumulators take 64 of a thread's registers on tensor cores, and 16
 # where there are none: in float32, and before sm_80, for which Triton knows none.
@@ -176,7 +177,6 @@ def matmul_swiglu(x, gate_weight, up_weight):
 def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate: 16 bits with tensor cores and without, and 32 bits."""
     cases = []
-    names = [name for name in matmul_swiglu_kernel.arg_names if not name.isupper()]
     for kind, (block_rows, block_hidden, block_k, stages), archs, instruction in (
         ("fp16", TENSOR_CORE_TILE, tuple(arch for arch in ARCHITECTURES if arch >= 80), TENSOR_CORES),
         ("fp16", PLAIN_TILE, (75,), None),
@@ -184,7 +184,7 @@ def compile_cases() -> list[CompileCase]:
     ):
         constants = {"ROWS_OF_BAND": ROWS_OF_BAND, "BLOCK_ROWS": block_rows, "BLOCK_HIDDEN": block_hidden,
                      "BLOCK_K": block_k}  # fmt: skip
-        signature = {name: f"*{kind}" if name.endswith("_pointer") else "i32" for name in names}
+        signature = signature_of(matmul_swiglu_kernel, kind)
         cases.append(CompileCase(matmul_swiglu_kernel, signature, constants, num_warps=NUM_WARPS, num_stages=stages,
                                  archs=archs, instruction=instruction, label=f"{kind} {block_rows}"))  # fmt: skip
     return cases
