@@ -23,7 +23,7 @@ from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure, measure_together
 from course_lib.home import course_home
 from course_lib.kernels.attention.reference import attention_reference
-from course_lib.kernels.hopper.limits import machine_refusal
+from course_lib.kernels.gluon.limits import machine_refusal
 from course_lib.kernels.quantised.fp8 import (
     KEY_ROWS,
     QUERY_ROWS,

@@ -27,7 +27,7 @@ from course_lib.hardware.graphs import captured
 from course_lib.hardware.meter.traffic import launches_through
 from course_lib.hardware.prepared import Prepared, prepared
 from course_lib.home import course_home
-from course_lib.kernels.attention.dispatch import attention
+from course_lib.kernels.attention.operator import attention
 from course_lib.kernels.decode.attention import decode_attention
 from course_lib.kernels.decode.tiles import decode_plan
 from course_lib.kernels.decode.workspace import decode_workspace

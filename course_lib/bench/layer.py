@@ -37,7 +37,7 @@ from course_lib.hardware.device import machine
 from course_lib.hardware.timing import measure
 from course_lib.hardware.units import format_bandwidth, format_flop_rate
 from course_lib.home import course_home
-from course_lib.kernels.attention.dispatch import attention
+from course_lib.kernels.attention.operator import attention
 
 BATCH, TOKENS, HIDDEN, INTERMEDIATE, QUERY_HEADS, KEY_HEADS, HEAD_DIM = 4, 4096, 4096, 14_336, 32, 8, 128
 ROWS = BATCH * TOKENS

@@ -31,7 +31,7 @@ from course_lib.bench.decode import host_seconds
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import captured, compiled
 from course_lib.home import course_home
-from course_lib.kernels.attention.dispatch import attention
+from course_lib.kernels.attention.operator import attention
 from course_lib.kernels.decode.append import append_to_pages
 from course_lib.kernels.layer.launched import dependent_launches
 from course_lib.kernels.paged.attention import paged_decode_attention

@@ -5,7 +5,7 @@ functions it is given:
 
     Decoder(config)                                         # PyTorch's
     Decoder(config, attention=attention_reference)          # naive, from course_lib.kernels.attention.reference
-    Decoder(config, attention=attention)                    # the course's, from course_lib.kernels.attention.dispatch
+    Decoder(config, attention=attention)                    # the course's, from course_lib.kernels.attention.operator
     Decoder(config, attention=your_own)                     # your_own(query, key, value, causal=True)
     Decoder(config, glue=FUSED)                             # the course's fused kernels, from course_lib.models.glue
 

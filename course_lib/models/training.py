@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from course_lib.hardware.device import default_device, interpreting
-from course_lib.kernels.attention.dispatch import attention as course_attention
+from course_lib.kernels.attention.operator import attention as course_attention
 from course_lib.models.config import ModelConfig
 from course_lib.models.decoder import Decoder
 from course_lib.models.glue import TORCH, Glue

@@ -21,8 +21,8 @@ import torch
 
 from course_lib.hardware.graphs import captured
 from course_lib.hardware.staging import Staging
+from course_lib.kernels.common.cache_checks import check_tables
 from course_lib.kernels.decode.append import check_slots
-from course_lib.kernels.decode.checks import check_tables
 from course_lib.models.decoder import Decoder
 from course_lib.serving.caches.runs import InPages, Step
 

@@ -13,7 +13,7 @@ from course_lib.hardware.timing import measure
 from course_lib.kernels.attention.flash import flash_attention
 from course_lib.kernels.attention.naive import naive_attention
 from course_lib.kernels.attention.reference import attention_reference, visible_keys
-from course_lib.kernels.attention.tiles import Tiles
+from course_lib.kernels.common.tiles import Tiles
 from course_lib.kernels.hopper.flash_specialized import TRITON_VERSIONS_RUN
 from course_lib.kernels.softmax.rows import softmax, softmax_rows
 

@@ -8,7 +8,7 @@ import torch
 
 from course_lib.checker.specification import catalog
 from course_lib.hardware.graphs import compiled
-from course_lib.kernels.attention.dispatch import attention
+from course_lib.kernels.attention.operator import attention
 from course_lib.kernels.decode.append import append_to_pages
 from course_lib.kernels.paged.attention import paged_decode_attention
 from course_lib.models.config import ModelConfig

@@ -7,7 +7,8 @@ import torch
 
 from course_lib.hardware.device import machine
 from course_lib.hardware.timing import measure
-from course_lib.kernels.attention.dispatch import attention, choose
+from course_lib.kernels.attention.dispatch import choose
+from course_lib.kernels.attention.operator import attention
 from course_lib.kernels.attention.reference import attention_reference, visible_keys
 from tests.gpu.attention_claims import assert_agrees, ragged_shapes
 

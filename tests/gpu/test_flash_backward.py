@@ -9,10 +9,10 @@ import torch
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.kernels.attention.backward import flash_attention_backward
 from course_lib.kernels.attention.backward_reference import attention_backward_reference
-from course_lib.kernels.attention.dispatch import attention, choose_backward
+from course_lib.kernels.attention.dispatch import choose_backward
 from course_lib.kernels.attention.flash import flash_attention
-from course_lib.kernels.attention.operator import attention_operator
-from course_lib.kernels.attention.tiles import Tiles
+from course_lib.kernels.attention.operator import attention, attention_operator
+from course_lib.kernels.common.tiles import Tiles
 from course_lib.models.training import loss_curves
 
 HALVES = [torch.float16] + ([torch.bfloat16] if supports_bfloat16() else [])

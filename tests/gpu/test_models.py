@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from course_lib.hardware.device import supports_bfloat16
-from course_lib.kernels.attention.dispatch import attention
+from course_lib.kernels.attention.operator import attention
 from course_lib.kernels.decode.attention import decode_attention
 from course_lib.models.config import ModelConfig
 from course_lib.models.decoder import Decoder

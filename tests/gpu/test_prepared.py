@@ -9,8 +9,9 @@ from course_lib.bench.decode import host_seconds
 from course_lib.hardware.device import machine
 from course_lib.hardware.meter.traffic import record_launches
 from course_lib.hardware.prepared import prepared
-from course_lib.kernels.attention.dispatch import attention, choose
+from course_lib.kernels.attention.dispatch import choose
 from course_lib.kernels.attention.flash import flash_attention
+from course_lib.kernels.attention.operator import attention
 from course_lib.kernels.decode.append import append_to_pages
 from course_lib.kernels.decode.attention import decode_attention
 from course_lib.kernels.decode.tiles import decode_plan

@@ -18,7 +18,7 @@ from course_lib.bench import launches
 from course_lib.hardware import prepared as module
 from course_lib.hardware.meter.traffic import repair_interpreter
 from course_lib.hardware.prepared import prepared
-from course_lib.kernels.attention.dispatch import attention
+from course_lib.kernels.attention.operator import attention
 from course_lib.kernels.decode.append import append_to_pages
 from course_lib.kernels.decode.attention import decode_attention
 from course_lib.kernels.decode.workspace import decode_workspace

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from course_lib.kernels.attention.dispatch import attention as course_attention
+from course_lib.kernels.attention.operator import attention as course_attention
 from course_lib.kernels.attention.reference import attention_reference
 from course_lib.kernels.latent.attention import latent_decode_attention
 from course_lib.kernels.latent.reference import latent_decode_reference

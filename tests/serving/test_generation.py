@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from course_lib.kernels.attention.dispatch import attention
+from course_lib.kernels.attention.operator import attention
 from course_lib.kernels.attention.reference import attention_reference
 from course_lib.kernels.decode.attention import decode_attention
 from course_lib.models.config import ModelConfig

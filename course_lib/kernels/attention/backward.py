@@ -31,18 +31,17 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from course_lib.hardware.device import interpreting
 from course_lib.kernels.attention.backward_keys import key_gradients_kernel
 from course_lib.kernels.attention.backward_keys_tma import key_gradients_tma_kernel
 from course_lib.kernels.attention.backward_queries import query_gradients_kernel
 from course_lib.kernels.attention.backward_queries_tma import query_gradients_tma_kernel
 from course_lib.kernels.attention.backward_rows import row_numbers
 from course_lib.kernels.attention.backward_tiles import BackwardTiles, backward_tiles
-from course_lib.kernels.attention.checks import check_attention_inputs, check_backward_inputs
-from course_lib.kernels.attention.flash import gpu_architecture
 from course_lib.kernels.attention.flash_tma import copy_engine_takes
-from course_lib.kernels.attention.parts import LOG2_E
 from course_lib.kernels.attention.tiles import LARGE_ARCHITECTURES
+from course_lib.kernels.common.attention_checks import check_attention_inputs, check_backward_inputs
+from course_lib.kernels.common.machine import architecture_of
+from course_lib.kernels.common.softmax import scale_in_log2
 
 
 def flash_attention_backward(
@@ -83,7 +82,7 @@ def flash_attention_backward(
     key_heads, key_length = key.shape[1:3]
     block_d = triton.next_power_of_2(head_dim)
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
-    arch = None if interpreting() else gpu_architecture(query.device)
+    arch = architecture_of(query.device)
 
     output = output if output.stride(-1) == 1 else output.contiguous()
     large = arch in LARGE_ARCHITECTURES and query.element_size() == 2
@@ -104,7 +103,7 @@ def flash_attention_backward(
     rows = lse_log2, delta
     strides = [stride for tensor in matrices for stride in tensor.stride()[:3]]
     sizes = (query_heads, query_heads // key_heads, query_length, key_length, window, 0 if causal else window)
-    numbers = (delta.shape[-1], scale, scale * LOG2_E)
+    numbers = (delta.shape[-1], scale, scale_in_log2(scale, head_dim))
     key_grid = (triton.cdiv(key_length, cut.key_rows) * batch * key_heads,)
     query_grid = (triton.cdiv(query_length, tiles.queries.query_rows) * batch * query_heads,)
     if copied_by_engine:

@@ -22,8 +22,10 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.attention.backward_tiles import compile_configurations, signature
-from course_lib.kernels.attention.parts import FLOAT32_PRECISION, SIZES, key_ranges, load_rows, visible_pairs
+from course_lib.kernels.attention.backward_tiles import compile_configurations
+from course_lib.kernels.attention.parts import SIZES, key_ranges, load_rows, visible_pairs
+from course_lib.kernels.common.numbers import FLOAT32_PRECISION
+from course_lib.kernels.common.signatures import signature_of
 
 
 @triton.jit
@@ -218,7 +220,7 @@ def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate: with a window, which has all the code; with the atomics on some."""
     return [
         CompileCase(
-            key_gradients_kernel, signature(kind, ("key_gradient", "value_gradient"), query_sums),
+            key_gradients_kernel, signature_of(key_gradients_kernel, kind, query_sums_pointer=query_sums),
             constexprs if query_sums else constexprs | {"query_sums_pointer": None},
             num_warps=tiles.warps, num_stages=tiles.stages, label=label, **expectations,
         )

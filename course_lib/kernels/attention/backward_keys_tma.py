@@ -10,8 +10,10 @@ import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.attention.backward_parts import WIDE
-from course_lib.kernels.attention.backward_tiles import compile_configurations, signature_tma
-from course_lib.kernels.attention.parts import FLOAT32_PRECISION, SIZES, key_ranges, visible_pairs
+from course_lib.kernels.attention.backward_tiles import boxes, compile_configurations
+from course_lib.kernels.attention.parts import SIZES, key_ranges, visible_pairs
+from course_lib.kernels.common.numbers import FLOAT32_PRECISION
+from course_lib.kernels.common.signatures import signature_of
 
 
 @triton.jit
@@ -189,12 +191,13 @@ def key_gradients_tma_kernel(
 
 def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate: with a window, which has all the code; with the sums of dQ and without."""
-    return [
-        CompileCase(
-            key_gradients_tma_kernel,
-            signature_tma(kind, constexprs, ("key_gradients", "value_gradients"), query_sums),
+    cases = []
+    for kind, query_sums, tiles, constexprs, label, expectations in compile_configurations("keys", True):
+        types = boxes(kind, constexprs, "key_gradients", "value_gradients")
+        sums = boxes("fp32", constexprs, "query_gradients")["query_gradients"] if query_sums else None
+        cases.append(CompileCase(
+            key_gradients_tma_kernel, signature_of(key_gradients_tma_kernel, kind, query_sums=sums, **types),
             constexprs | ({"RAGGED_KEYS": True} if query_sums else {"RAGGED_KEYS": False, "query_sums": None}),
             num_warps=tiles.warps, num_stages=tiles.stages, label=label, **expectations,
-        )
-        for kind, query_sums, tiles, constexprs, label, expectations in compile_configurations("keys", True)
-    ]  # fmt: skip
+        ))  # fmt: skip
+    return cases

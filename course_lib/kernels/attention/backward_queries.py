@@ -17,8 +17,10 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.attention.backward_tiles import compile_configurations, signature
-from course_lib.kernels.attention.parts import FLOAT32_PRECISION, SIZES, key_ranges, load_rows, visible_pairs
+from course_lib.kernels.attention.backward_tiles import compile_configurations
+from course_lib.kernels.attention.parts import SIZES, key_ranges, load_rows, visible_pairs
+from course_lib.kernels.common.numbers import FLOAT32_PRECISION
+from course_lib.kernels.common.signatures import signature_of
 
 
 @triton.jit
@@ -154,7 +156,7 @@ def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate: with a window, which has all the code."""
     return [
         CompileCase(
-            query_gradients_kernel, signature(kind, ("query_gradient",)), constexprs,
+            query_gradients_kernel, signature_of(query_gradients_kernel, kind), constexprs,
             num_warps=tiles.warps, num_stages=tiles.stages, label=label, **expectations,
         )
         for kind, query_sums, tiles, constexprs, label, expectations in compile_configurations("queries")

@@ -5,8 +5,10 @@ import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.attention.backward_parts import WIDE
-from course_lib.kernels.attention.backward_tiles import compile_configurations, signature_tma
-from course_lib.kernels.attention.parts import FLOAT32_PRECISION, SIZES, key_ranges, visible_pairs
+from course_lib.kernels.attention.backward_tiles import boxes, compile_configurations
+from course_lib.kernels.attention.parts import SIZES, key_ranges, visible_pairs
+from course_lib.kernels.common.numbers import FLOAT32_PRECISION
+from course_lib.kernels.common.signatures import signature_of
 
 
 @triton.jit
@@ -135,10 +137,9 @@ def query_gradients_tma_kernel(
 
 def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate: with a window, which has all the code."""
-    return [
-        CompileCase(
-            query_gradients_tma_kernel, signature_tma(kind, constexprs, ("query_gradients",)), constexprs,
-            num_warps=tiles.warps, num_stages=tiles.stages, label=label, **expectations,
-        )
-        for kind, _, tiles, constexprs, label, expectations in compile_configurations("queries", copied_by_engine=True)
-    ]  # fmt: skip
+    cases = []
+    for kind, _, tiles, constexprs, label, expectations in compile_configurations("queries", copied_by_engine=True):
+        signature = signature_of(query_gradients_tma_kernel, kind, **boxes(kind, constexprs, "query_gradients"))
+        cases.append(CompileCase(query_gradients_tma_kernel, signature, constexprs, num_warps=tiles.warps,
+                                 num_stages=tiles.stages, label=label, **expectations))  # fmt: skip
+    return cases

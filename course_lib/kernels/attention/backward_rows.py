@@ -13,7 +13,9 @@ import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.attention.backward_parts import LONGEST_QUERY_TILE
-from course_lib.kernels.attention.parts import LOG2_E, SIZES, load_rows
+from course_lib.kernels.attention.parts import SIZES, load_rows
+from course_lib.kernels.common.numbers import LOG2_E
+from course_lib.kernels.common.signatures import signature_of
 
 BLOCK_ROWS = 64
 
@@ -65,7 +67,7 @@ def row_numbers(output, output_gradient, log_sum_exp=None, log_sum_exp_gradient=
     grid = (padded_length // BLOCK_ROWS * batch * query_heads,)
     row_numbers_kernel[grid](
         output, output_gradient, log_sum_exp, log_sum_exp_gradient, delta, lse_log2,
-        *output.stride()[:3], *output_gradient.stride()[:3], query_heads, query_length, padded_length, LOG2_E,
+        *output.stride()[:3], *output_gradient.stride()[:3], query_heads, query_length, padded_length, LOG2_E.value,
         HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_M=BLOCK_ROWS,
     )  # fmt: skip
     return delta, lse_log2
@@ -85,9 +87,7 @@ def compile_cases() -> list[CompileCase]:
 
 
 def compile_case(arch: int, kind: str) -> CompileCase:
-    types = {"output_pointer": f"*{kind}", "gradient_pointer": f"*{kind}", "log2_e": "fp32"}
-    types |= {f"{name}_pointer": "*fp32" for name in ("lse", "lse_gradient", "delta", "lse_log2")}
-    types |= {f"{matrix}{part}_stride": "i32" for matrix in ("output", "gradient") for part in ("_batch", "_head", "")}
-    types |= dict.fromkeys(("query_heads", "query_length", "padded_length"), "i32")
+    logarithms = {"log2_e": "fp32", "lse_gradient_pointer": "*fp32", "lse_log2_pointer": "*fp32"}
+    types = signature_of(row_numbers_kernel, kind, **logarithms)
     return CompileCase(row_numbers_kernel, types, {"HEAD_DIM": 128, "BLOCK_D": 128, "BLOCK_M": BLOCK_ROWS},
                        archs=(arch,), label=f"{kind} 128")  # fmt: skip

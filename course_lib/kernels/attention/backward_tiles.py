@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 import triton
 
-from course_lib.kernels.attention.tiles import INTERPRETER_TILES, LARGE_ARCHITECTURES, Tiles
+from course_lib.kernels.attention.tiles import INTERPRETER_TILES, LARGE_ARCHITECTURES
+from course_lib.kernels.common.tiles import Tiles
 
 
 class BackwardTiles(NamedTuple):
@@ -96,23 +97,9 @@ def compile_configurations(kernel: str, copied_by_engine: bool = False) -> Itera
             yield kind, query_sums, tiles, constexprs, label, expectations
 
 
-def signature(kind: str, results: tuple[str, ...], query_sums: str | None = None) -> dict[str, str]:
-    """The types of a pointer kernel's arguments, for matrices of a dtype such as "bf16"."""
-    matrices = ("query", "key", "value", "gradient")
-    types = {f"{matrix}_pointer": f"*{kind}" for matrix in (*matrices, *results)}
-    types |= {"lse_pointer": "*fp32", "delta_pointer": "*fp32", "scale": "fp32", "scale_log2": "fp32"}
-    types |= {f"{matrix}{part}_stride": "i32" for matrix in matrices for part in ("_batch", "_head", "")}
-    sizes = ("query_heads", "heads_per_key_head", "query_length", "key_length", "keys_before", "keys_after")
-    types |= dict.fromkeys((*sizes, "padded_length"), "i32")
-    return types | ({"query_sums_pointer": query_sums} if query_sums else {})
-
-
-def signature_tma(kind: str, constexprs: dict, results: tuple[str, ...], query_sums: str | None = None) -> dict:
-    """The types of a kernel's arguments whose matrices are descriptors."""
+def boxes(kind: str, constexprs: dict, *results: str) -> dict[str, str]:
+    """The types of a kernel's matrices where they are descriptors, for a dtype such as "bf16"."""
     block_m, block_n, block_d = (constexprs[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_D"))
     rows = {"queries": block_m, "gradients": block_m, "keys": block_n, "values": block_n}
     rows |= {name: block_m if name == "query_gradients" else block_n for name in results}
-    types = {name: f"tensordesc<{kind}[1,1,{count},{block_d}]>" for name, count in rows.items()}
-    pointers = {name: kept for name, kept in signature(kind, ()).items() if "stride" not in name}
-    types |= {name: kept for name, kept in pointers.items() if not kept.startswith(f"*{kind}")}
-    return types | ({"query_sums": f"tensordesc<fp32[1,1,{block_m},{block_d}]>"} if query_sums else {})
+    return {name: f"tensordesc<{kind}[1,1,{count},{block_d}]>" for name, count in rows.items()}

@@ -1,8 +1,8 @@
-"""Attention by the fastest of the course's kernels that can take these inputs on this machine.
+"""Which of the course's attention kernels runs: the fastest that can take these inputs on this machine.
 
-    attention(query, key, value, causal=True)      # computes, and can be differentiated
-    choose(query, key, value)                      # only says which kernel would, and why
+    choose(query, key, value)                      # says which kernel computes the output, and why
     choose_backward(query, key, value)             # the same for the gradients
+    forward(...), backward(...)                    # run it; `operator.attention` joins them for autograd
 
 The portable kernel takes everything that attention takes. The one for Hopper is faster and asks for more: see
 `hopper.limits`. The choice changes the time and the rounding, and one thing more: with the portable kernel a NaN or an
@@ -11,12 +11,9 @@ infinity in a value that a mask hides stays hidden; with the other it can reach 
 
 from typing import NamedTuple
 
-import torch
-
 from course_lib.kernels.attention.backward import flash_attention_backward
-from course_lib.kernels.attention.checks import check_attention_inputs
 from course_lib.kernels.attention.flash import flash_attention
-from course_lib.kernels.attention.operator import attention_operator
+from course_lib.kernels.common.attention_checks import check_attention_inputs
 from course_lib.kernels.hopper.backward_limits import backward_refusal
 from course_lib.kernels.hopper.limits import hopper_refusal
 
@@ -29,9 +26,9 @@ class Choice(NamedTuple):
 
 
 def choose(query, key, value, *, causal=False, window=None, scale=None) -> Choice:
-    """Which kernel `attention` runs for these arguments, and why. Runs nothing.
+    """Which kernel `forward` runs for these arguments, and why. Runs nothing.
 
-    Raises the ValueError that `attention` raises where no kernel takes them.
+    Raises a ValueError, of `check_attention_inputs`, where no kernel takes them.
     """
     check_attention_inputs(query, key, value, window=window, scale=scale)
     refusal = hopper_refusal(query, key, value)
@@ -41,9 +38,9 @@ def choose(query, key, value, *, causal=False, window=None, scale=None) -> Choic
 
 
 def choose_backward(query, key, value, *, causal=False, window=None, scale=None) -> Choice:
-    """Which kernels compute the gradients of `attention` for these arguments, and why. Runs nothing.
+    """Which kernels `backward` runs for these arguments, and why. Runs nothing.
 
-    Raises the ValueError that `attention` raises where no kernel takes them.
+    Raises a ValueError, of `check_attention_inputs`, where no kernel takes them.
     """
     check_attention_inputs(query, key, value, window=window, scale=scale)
     refusal = backward_refusal(query, key, value, window=window)
@@ -52,26 +49,8 @@ def choose_backward(query, key, value, *, causal=False, window=None, scale=None)
     return Choice("portable", refusal.reason)
 
 
-def attention(query, key, value, *, causal=False, window=None, scale=None, return_lse=False):
-    """Exact softmax attention. Arguments, results and errors are those of `flash_attention`, but for `tiles`.
-
-    query: [batch, query_heads, query_length, head_dim]; key, value: [batch, key_heads, key_length, head_dim].
-    Returns the output, of query's shape and dtype, or (output, log-sum-exp [batch, query_heads, query_length]).
-
-    Output and log-sum-exp can be differentiated once by query, key and value; a second derivative raises a
-    RuntimeError. `torch.compile(fullgraph=True)` takes it as one operator of its graph.
-    """
-    inputs = query, key, value
-    if not torch.compiler.is_compiling():
-        check_attention_inputs(*inputs, window=window, scale=scale)
-        if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)):
-            return forward(*inputs, causal=causal, window=window, scale=scale, return_lse=return_lse)
-    output, log_sum_exp = attention_operator(*inputs, causal, window, scale)
-    return (output, log_sum_exp) if return_lse else output
-
-
 def forward(query, key, value, *, causal=False, window=None, scale=None, return_lse=False):
-    """What `attention` returns, by the kernel that `choose` names; autograd sees nothing of it."""
+    """What `operator.attention` returns, by the kernel that `choose` names; autograd sees nothing of it."""
     options = {"causal": causal, "window": window, "scale": scale, "return_lse": return_lse}
     if choose(query, key, value, causal=causal, window=window, scale=scale).kernel == "portable":
         return flash_attention(query, key, value, **options)

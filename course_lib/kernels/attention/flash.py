@@ -14,16 +14,11 @@ Extra memory: the output, and 4 bytes per query when the log-sum-exp is asked fo
 Sources: Dao et al., FlashAttention, arXiv 2205.14135; Dao, FlashAttention-2, arXiv 2307.08691.
 """
 
-import functools
-import math
-
 import torch
 import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.hardware.device import interpreting
-from course_lib.kernels.attention.checks import check_attention_inputs
 from course_lib.kernels.attention.flash_tma import (
     copy_engine_takes,
     descriptors,
@@ -31,15 +26,11 @@ from course_lib.kernels.attention.flash_tma import (
 )
 from course_lib.kernels.attention.parts import (
     CAREFUL_KEYS,
-    FLOAT32_PRECISION,
-    LOG2_E,
     SIZES,
     all_finite,
     attend_carefully,
-    finish_rows,
     key_ranges,
     load_rows,
-    online_softmax_update,
     visible_pairs,
 )
 from course_lib.kernels.attention.tiles import (
@@ -49,6 +40,11 @@ from course_lib.kernels.attention.tiles import (
     fastest_tiles,
     length_class,
 )
+from course_lib.kernels.common.attention_checks import check_attention_inputs
+from course_lib.kernels.common.machine import architecture_of
+from course_lib.kernels.common.numbers import FLOAT32_PRECISION
+from course_lib.kernels.common.signatures import KINDS, signature_of
+from course_lib.kernels.common.softmax import finish_rows, scale_in_log2, weigh
 from course_lib.kernels.hopper.flash_specialized import (
     SPECIALIZED_TILES,
     allocate_descriptors,
@@ -80,9 +76,9 @@ def attend(
         scores = tl.dot(query, tl.trans(key_tile), input_precision=FLOAT32_PRECISION)  # [BLOCK_M, BLOCK_N]
         if MASKED:
             scores = tl.where(visible_pairs(start + tl.arange(0, BLOCK_N), band), scores, float("-inf"))
-        weights, running_max, running_sum, accumulator = online_softmax_update(
-            scores, running_max, running_sum, accumulator, scale_log2, MASKED
-        )
+        running_max, weights, rescale = weigh(scores, running_max, scale_log2, MASKED)
+        running_sum = running_sum * rescale + tl.sum(weights, axis=1)
+        accumulator = accumulator * rescale[:, None]
         value_tile = load_rows(values, start, key_length, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
         weights = weights.to(value_tile.dtype)
         accumulator = tl.dot(weights, value_tile, accumulator, input_precision=FLOAT32_PRECISION)
@@ -205,8 +201,8 @@ def flash_attention(query, key, value, *, causal=False, window=None, scale=None,
         scale: factor of the scores, above 0; 1/√head_dim when None.
         return_lse: also return the log-sum-exp of each row of scaled scores, natural logarithm, float32
             [batch, query_heads, query_length].
-        tiles: an `attention_tiles.Tiles` to use; when None, the fastest of `candidate_tiles` as measured on this GPU at
-            the first call for such lengths.
+        tiles: the `Tiles` to use; when None, the fastest of `candidate_tiles` as measured on this GPU at the first call
+            for such lengths.
 
     Returns the output, contiguous, of query's shape and dtype, or (output, log-sum-exp). A query that sees no key
     (causal, with more queries than keys) gets zeros and minus infinity. A NaN or an infinity in an input reaches the
@@ -223,13 +219,13 @@ def flash_attention(query, key, value, *, causal=False, window=None, scale=None,
 
     block_d = triton.next_power_of_2(head_dim)
     plain = not causal and window is None and not return_lse
-    arch = None if interpreting() else gpu_architecture(query.device)
+    arch = architecture_of(query.device)
     copied_by_engine = arch in LARGE_ARCHITECTURES and copy_engine_takes(query, key, value, output)
     specialized = copied_by_engine and plain and tiles is None and specialization_pays(arch, query, key, block_d)
     strides = (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3])
     sizes = (query_heads, query_heads // key_heads, query_length, key_length)
     bounds = (window, 0 if causal else window)
-    shape = (LOG2_E * (1 / math.sqrt(head_dim) if scale is None else scale), head_dim, block_d)
+    shape = (scale_in_log2(scale, head_dim), head_dim, block_d)
 
     def launch(tiles):
         grid = (triton.cdiv(query_length, tiles.query_rows) * batch * query_heads,)
@@ -268,13 +264,6 @@ def flash_attention(query, key, value, *, causal=False, window=None, scale=None,
     return (output, lse) if return_lse else output
 
 
-@functools.cache
-def gpu_architecture(device: torch.device) -> int:
-    """90 for compute capability 9.0."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
-
-
 def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate: the best tiles of every architecture with a window, which has all the code."""
     sixteen_bits = [(80, head_dim, torch.bfloat16) for head_dim in (64, 128, 256)]
@@ -288,13 +277,9 @@ def compile_cases() -> list[CompileCase]:
 
 def compile_case(arch: int, head_dim: int, dtype: torch.dtype, **expectations) -> CompileCase:
     tiles = candidate_tiles(arch, dtype, head_dim)[0]
-    kind = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
-    matrices = ("query", "key", "value", "output")
-    types = {f"{matrix}_pointer": f"*{kind}" for matrix in matrices} | {"lse_pointer": "*fp32", "scale_log2": "fp32"}
-    types |= {f"{matrix}{part}_stride": "i32" for matrix in matrices for part in ("_batch", "_head", "")}
-    sizes = ("query_heads", "heads_per_key_head", "query_length", "key_length", "keys_before", "keys_after")
+    kind = KINDS[dtype]
     return CompileCase(
-        flash_attention_kernel, types | dict.fromkeys(sizes, "i32"),
+        flash_attention_kernel, signature_of(flash_attention_kernel, kind),
         {"HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), **tiles.blocks()},
         num_warps=tiles.warps, num_stages=tiles.stages, archs=(arch,), label=f"{kind} {head_dim} {tuple(tiles)}",
         **expectations,

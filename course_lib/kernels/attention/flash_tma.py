@@ -18,16 +18,16 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.attention.parts import (
     CAREFUL_KEYS,
-    FLOAT32_PRECISION,
     SIZES,
     all_finite,
     attend_carefully,
-    finish_rows,
     key_ranges,
-    online_softmax_update,
     visible_pairs,
 )
 from course_lib.kernels.attention.tiles import candidate_tiles
+from course_lib.kernels.common.numbers import FLOAT32_PRECISION
+from course_lib.kernels.common.signatures import signature_of
+from course_lib.kernels.common.softmax import finish_rows, weigh
 
 ALIGNMENT_BYTES = 16
 
@@ -55,9 +55,9 @@ def attend(
         scores = tl.dot(query, key_tile.T, input_precision=FLOAT32_PRECISION)  # [BLOCK_M, BLOCK_N]
         if MASKED:
             scores = tl.where(visible_pairs(start + tl.arange(0, BLOCK_N), band), scores, float("-inf"))
-        weights, running_max, running_sum, accumulator = online_softmax_update(
-            scores, running_max, running_sum, accumulator, scale_log2, MASKED
-        )
+        running_max, weights, rescale = weigh(scores, running_max, scale_log2, MASKED)
+        running_sum = running_sum * rescale + tl.sum(weights, axis=1)
+        accumulator = accumulator * rescale[:, None]
         value_tile = values.load([batch, key_head, start, 0]).reshape(BLOCK_N, BLOCK_D)
         accumulator = tl.dot(weights.to(value_tile.dtype), value_tile, accumulator, input_precision=FLOAT32_PRECISION)
     return running_max, running_sum, accumulator  # [BLOCK_M], [BLOCK_M], [BLOCK_M, BLOCK_D]
@@ -179,12 +179,9 @@ def compile_cases() -> list[CompileCase]:
 def compile_case(arch: int, head_dim: int) -> CompileCase:
     tiles = candidate_tiles(arch, torch.bfloat16, head_dim)[0]
     rows = {"queries": "BLOCK_M", "keys": "BLOCK_N", "values": "BLOCK_N", "outputs": "BLOCK_M"}
-    types = {name: f"tensordesc<bf16[1,1,{tiles.blocks()[block]},{head_dim}]>" for name, block in rows.items()}
-    types |= {"lse_pointer": "*fp32", "key_pointer": "*bf16", "value_pointer": "*bf16", "scale_log2": "fp32"}
-    types |= {f"{matrix}{part}_stride": "i32" for matrix in ("key", "value") for part in ("_batch", "_head", "")}
-    sizes = ("query_heads", "heads_per_key_head", "query_length", "key_length", "keys_before", "keys_after")
+    boxes = {name: f"tensordesc<bf16[1,1,{tiles.blocks()[block]},{head_dim}]>" for name, block in rows.items()}
     return CompileCase(
-        flash_attention_tma_kernel, types | dict.fromkeys(sizes, "i32"),
+        flash_attention_tma_kernel, signature_of(flash_attention_tma_kernel, "bf16", **boxes),
         {"HEAD_DIM": head_dim, "BLOCK_D": head_dim, **tiles.blocks()}, num_warps=tiles.warps, num_stages=tiles.stages,
         archs=(arch,), instruction={90: "wgmma"}, label=f"{head_dim} {tuple(tiles)}",
     )  # fmt: skip

@@ -21,8 +21,10 @@ import triton.language as tl
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.hardware.device import machine
 from course_lib.hardware.units import format_bytes
-from course_lib.kernels.attention.checks import check_attention_inputs
-from course_lib.kernels.attention.parts import FLOAT32_PRECISION, load_rows
+from course_lib.kernels.attention.parts import load_rows
+from course_lib.kernels.common.attention_checks import check_attention_inputs
+from course_lib.kernels.common.numbers import FLOAT32_PRECISION
+from course_lib.kernels.common.signatures import signature_of
 from course_lib.kernels.softmax.rows import softmax_rows
 
 # Tiles of the two products, for 16 bits; float32 has no matrix units here and keeps its operands in registers.
@@ -155,15 +157,9 @@ def check_memory(query: torch.Tensor, key_length: int) -> None:
 
 def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate."""
-    sizes = dict.fromkeys(("query_heads", "heads_per_key_head", "query_length", "key_length"), "i32")
     shape = {"HEAD_DIM": 128, "BLOCK_D": 128, "BLOCK_M": TILE, "BLOCK_N": TILE}
-    strides = {name: {f"{name}{part}_stride": "i32" for part in ("_batch", "_head", "")}
-               for name in ("query", "key", "value")}  # fmt: skip
-    scores = {f"{name}_pointer": "*bf16" for name in ("query", "key", "scores")}
-    values = {f"{name}_pointer": "*bf16" for name in ("probabilities", "value", "output")}
     expected: dict[str, Any] = {"archs": (80, 90), "num_warps": NUM_WARPS, "instruction": {80: "mma.sync", 90: "wgmma"}}
     return [
-        CompileCase(scores_kernel, {**scores, **strides["query"], **strides["key"], **sizes, "scale": "fp32"},
-                    {**shape, "CAUSAL": True}, **expected),
-        CompileCase(weighted_values_kernel, {**values, **strides["value"], **sizes}, shape, **expected),
+        CompileCase(scores_kernel, signature_of(scores_kernel, "bf16"), shape | {"CAUSAL": True}, **expected),
+        CompileCase(weighted_values_kernel, signature_of(weighted_values_kernel, "bf16"), shape, **expected),
     ]  # fmt: skip

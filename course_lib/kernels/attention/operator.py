@@ -1,4 +1,6 @@
-"""The course's attention as an operator of PyTorch: `torch.ops.course_lib.attention`, with its gradient.
+"""The course's attention, and the operator of PyTorch behind it: `torch.ops.course_lib.attention`, with its gradient.
+
+    attention(query, key, value, causal=True)      # computes, by the fastest kernel here, and can be differentiated
 
 A plain Python function that launches kernels is opaque to PyTorch in two ways. Autograd sees no derivative, and
 `torch.compile` would have to look inside. An operator has a name, a signature, and three things registered for it:
@@ -7,13 +9,15 @@ A plain Python function that launches kernels is opaque to PyTorch in two ways. 
     a fake of it                       the results' shapes, dtypes and strides, from those of the arguments
     its gradient                       what to keep from the forward, and which operator computes the backward
 
-Both operators take the dispatcher's choice of kernel each time they run. It is a `custom_op` and no `triton_op`: the
+Both operators ask `dispatch` for the kernel each time they run. It is a `custom_op` and no `triton_op`: the
 latter shows the kernels themselves to `torch.compile`, which gains nothing from them and could not follow the choice.
 """
 
 import torch
 
 from course_lib.kernels.attention.autograd import NO_SECOND_DERIVATIVE
+from course_lib.kernels.attention.dispatch import backward, forward
+from course_lib.kernels.common.attention_checks import check_attention_inputs
 
 FORWARD = "(Tensor query, Tensor key, Tensor value, bool causal, int? window, float? scale) -> (Tensor, Tensor)"
 BACKWARD = (
@@ -22,11 +26,27 @@ BACKWARD = (
 )
 
 
+def attention(query, key, value, *, causal=False, window=None, scale=None, return_lse=False):
+    """Exact softmax attention. Arguments, results and errors are those of `flash_attention`, but for `tiles`.
+
+    query: [batch, query_heads, query_length, head_dim]; key, value: [batch, key_heads, key_length, head_dim].
+    Returns the output, of query's shape and dtype, or (output, log-sum-exp [batch, query_heads, query_length]).
+
+    Output and log-sum-exp can be differentiated once by query, key and value; a second derivative raises a
+    RuntimeError. `torch.compile(fullgraph=True)` takes it as one operator of its graph.
+    """
+    inputs = query, key, value
+    if not torch.compiler.is_compiling():
+        check_attention_inputs(*inputs, window=window, scale=scale)
+        if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)):
+            return forward(*inputs, causal=causal, window=window, scale=scale, return_lse=return_lse)
+    output, log_sum_exp = attention_operator(*inputs, causal, window, scale)
+    return (output, log_sum_exp) if return_lse else output
+
+
 @torch.library.custom_op("course_lib::attention", mutates_args=(), schema=FORWARD)
 def attention_operator(query, key, value, causal, window, scale):
-    """(output, log-sum-exp) by the kernel that the dispatcher chooses; arguments as for `dispatch.attention`."""
-    from course_lib.kernels.attention.dispatch import forward
-
+    """(output, log-sum-exp) by the kernel that `choose` names; arguments as for `attention`."""
     return forward(query, key, value, causal=causal, window=window, scale=scale, return_lse=True)
 
 
@@ -39,9 +59,7 @@ def _(query, key, value, causal, window, scale):
 def attention_backward_operator(
     query, key, value, output, log_sum_exp, output_gradient, log_sum_exp_gradient, causal, window, scale
 ):
-    """(dQ, dK, dV) by the kernel that the dispatcher chooses; arguments as for `flash_attention_backward`."""
-    from course_lib.kernels.attention.dispatch import backward
-
+    """(dQ, dK, dV) by the kernels that `choose_backward` names; arguments as for `flash_attention_backward`."""
     return backward(
         query, key, value, output, log_sum_exp, output_gradient,
         causal=causal, window=window, scale=scale, log_sum_exp_gradient=log_sum_exp_gradient,

@@ -1,40 +1,17 @@
-"""The parts that attention kernels are made of: small functions on tiles, each one idea of the algorithm.
+"""The parts that attention kernels are made of: which keys a query sees, and the tiles of rows that are loaded.
 
-Names of the papers: running_max is m, running_sum is ℓ, accumulator is the unnormalised O. Scores are kept in units of
-log 2, since the hardware has exp2 and not exp: softmax(s) = 2^(s·log2 e) / Σ 2^(s·log2 e), and the factor log2 e costs
-nothing once it is folded into the scale.
+The step of the online softmax, which every attention kernel takes, is `weigh` in `common.softmax`.
 """
 
 import triton
 import triton.language as tl
 
-LOG2_E = 1.4426950408889634
-LN_2 = tl.constexpr(0.6931471805599453)
-# Products of float32 tiles are computed in float32, on the ordinary units: tf32, Triton's default, keeps 10 bits of a
-# mantissa. Its threefold form "tf32x3" is 4.5 times as fast on an H200, but on short rows misses float32's accuracy.
-FLOAT32_PRECISION = tl.constexpr("ieee")
+from course_lib.kernels.common.numbers import FLOAT32_PRECISION
+from course_lib.kernels.common.softmax import weigh
+
 # Arguments that Triton is not to compile anew for when one is 1 or a multiple of 16: lengths change with every request.
 SIZES = ("query_heads", "heads_per_key_head", "query_length", "key_length", "keys_before", "keys_after")
 CAREFUL_KEYS = tl.constexpr(16)  # the smallest tile of tl.dot: the careful pass must not cost the fast one registers
-
-
-@triton.jit
-def online_softmax_update(scores, running_max, running_sum, accumulator, scale_log2, MASKED: tl.constexpr):
-    """One step of the online softmax: weigh a tile of scores, and bring the earlier work to the new maximum.
-
-    scores [BLOCK_M, BLOCK_N] are unscaled; the scale rides along in the multiply-add of the exponent. The division by
-    running_sum waits until the last tile (FlashAttention-2: fewer FLOPs that are not matrix products).
-    """
-    new_max = tl.maximum(running_max, tl.max(scores, axis=1) * scale_log2)  # [BLOCK_M]
-    reference_max = new_max
-    if MASKED:
-        # A row that has seen no key yet has the maximum -inf, and -inf - -inf is NaN: measure such a row from 0.
-        reference_max = tl.where(new_max == float("-inf"), 0.0, new_max)
-    weights = tl.exp2(scores * scale_log2 - reference_max[:, None])  # [BLOCK_M, BLOCK_N]
-    rescale = tl.exp2(running_max - reference_max)  # [BLOCK_M], 1 where the maximum did not grow
-    running_sum = running_sum * rescale + tl.sum(weights, axis=1)
-    accumulator = accumulator * rescale[:, None]
-    return weights, new_max, running_sum, accumulator
 
 
 @triton.jit
@@ -144,9 +121,9 @@ def attend_carefully(
         key_tile = load_rows(keys, start, key_length, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED=True)
         scores = tl.dot(query, tl.trans(key_tile), input_precision=FLOAT32_PRECISION)  # [BLOCK_M, BLOCK_N]
         scores = tl.where(visible_pairs(start + tl.arange(0, BLOCK_N), band), scores, float("-inf"))
-        weights, running_max, running_sum, accumulator = online_softmax_update(
-            scores, running_max, running_sum, accumulator, scale_log2, MASKED=True
-        )
+        running_max, weights, rescale = weigh(scores, running_max, scale_log2, MASKED=True)
+        running_sum = running_sum * rescale + tl.sum(weights, axis=1)
+        accumulator = accumulator * rescale[:, None]
         value_tile = load_rows(values, start, key_length, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED=True)
         value_tile = tl.where(tl.abs(value_tile) < float("inf"), value_tile, 0.0).to(value_tile.dtype)
         accumulator = tl.dot(weights.to(value_tile.dtype), value_tile, accumulator, input_precision=FLOAT32_PRECISION)
@@ -155,12 +132,3 @@ def attend_carefully(
         unbounded = ~(tl.abs(value) < float("inf"))  # [1, BLOCK_D]
         accumulator += tl.where(seers(position, band)[:, None] & unbounded, value, 0.0)  # [BLOCK_M, BLOCK_D]
     return running_max, running_sum, accumulator
-
-
-@triton.jit
-def finish_rows(accumulator, running_max, running_sum):
-    """The output and the log-sum-exp (natural logarithm) of finished rows; zeros and -inf for a row that saw no key."""
-    total = tl.where(running_sum == 0.0, 1.0, running_sum)  # [BLOCK_M]
-    output = accumulator / total[:, None]  # [BLOCK_M, HEAD_DIM]
-    log_sum_exp = (running_max + tl.log2(total)) * LN_2  # [BLOCK_M], the maximum of an empty row being -inf
-    return output, log_sum_exp

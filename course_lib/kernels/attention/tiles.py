@@ -9,39 +9,15 @@ Which wins depends on the GPU, so the candidates are few and a first call measur
 import functools
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 import triton
 
 from course_lib.hardware.compiler.architectures import ARCHITECTURES
-
-
-class Tiles(NamedTuple):
-    """Rows of a query tile and of a key tile, warps per program, and key tiles in flight from memory."""
-
-    query_rows: int
-    key_rows: int
-    warps: int
-    stages: int
-
-    def shared_bytes(self, block_d: int, itemsize: int) -> int:
-        """Shared memory for the tiles of one program, in bytes."""
-        return (self.query_rows + 2 * self.stages * self.key_rows) * block_d * itemsize
-
-    def settings(self) -> dict:
-        """What they are for a kernel's launch."""
-        return {**self.blocks(), "num_warps": self.warps, "num_stages": self.stages}
-
-    def blocks(self) -> dict:
-        """Their part that is the kernel's own, without what the compiler is told."""
-        return {"BLOCK_M": self.query_rows, "BLOCK_N": self.key_rows}
-
+from course_lib.kernels.common.tiles import SHARED_MEMORY_RESERVE, Tiles
 
 # Few programs, since each costs the interpreter half a millisecond; the tile of a real GPU would not hold its tests.
 INTERPRETER_TILES = Tiles(64, 64, warps=4, stages=1)
-# Beside the tiles: barriers of the copy engine, and scratch for the reductions over a row.
-SHARED_MEMORY_RESERVE = 2048
 
 # With 227 KB of shared memory and a copy engine (TMA) that pays: Hopper, and Blackwell's data-centre parts.
 LARGE_ARCHITECTURES = (90, 100, 103)

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.decode.checks import check_indices, check_rows, check_same
-from course_lib.kernels.memory.checks import check_tensor, integer_view
+from course_lib.kernels.common.cache_checks import check_indices
+from course_lib.kernels.common.checks import check_rows, check_same, check_tensor, integer_view
 
 ROWS_PER_PROGRAM = 16  # of key or value: 4 KB of head dimension 128 in 16 bits
 SIZES = ("key_heads", "new_tokens", "rows")

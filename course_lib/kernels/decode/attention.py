@@ -8,33 +8,26 @@ query heads on 8 KV heads, where an H200 could do 200. The bytes are the time: 8
 33.6 MB, 7.7 µs at 4.37 TB/s.
 
 To draw that bandwidth takes all multiprocessors, and one sequence has 8 KV heads: the keys of a sequence are split
-among `splits` programs, and the last to finish merges what all have found (see `combine_splits.finish_split`).
+among `splits` programs, and the last to finish merges what all have found (see `combine.finish_split`).
 Source: Dao et al., Flash-Decoding for long-context inference, 2023; Ainslie et al., GQA, arXiv 2305.13245.
 """
-
-import math
 
 import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.attention.parts import LOG2_E
-from course_lib.kernels.decode.checks import (
-    check_dimensions,
+from course_lib.kernels.common.cache_checks import (
     check_indices,
     check_lengths,
     check_output,
     check_query_and_cache,
     check_splits,
 )
+from course_lib.kernels.common.checks import check_dimensions
+from course_lib.kernels.common.softmax import scale_in_log2
+from course_lib.kernels.common.splits import split_keys
 from course_lib.kernels.decode.combine import finish_split
-from course_lib.kernels.decode.parts import (
-    DECODE_SIZES,
-    attend_to_tile,
-    load_queries,
-    packed_heads,
-    split_keys,
-)
+from course_lib.kernels.decode.parts import DECODE_SIZES, attend_to_tile, load_queries, packed_heads
 from course_lib.kernels.decode.tiles import decode_compile_cases, decode_settings
 from course_lib.kernels.decode.workspace import prepare_step
 
@@ -142,7 +135,7 @@ def decode_attention(
     decode_attention_kernel[(plan.programs, plan.splits, batch)](
         query, key_cache, value_cache, lengths, output, lse, *parts, *query.stride()[:2], *key_cache.stride()[:3],
         *value_cache.stride()[:3], *output.stride()[:2], query_heads, query_heads // key_heads,
-        LOG2_E * (1 / math.sqrt(head_dim) if scale is None else scale),
+        scale_in_log2(scale, head_dim),
         SAME_STRIDES=key_cache.stride() == value_cache.stride(), **decode_settings(query, key_heads, plan.tiles),
     )  # fmt: skip
     return (output, lse) if return_lse else output
@@ -150,5 +143,4 @@ def decode_attention(
 
 def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate."""
-    types = {f"{matrix}{part}_stride": "i32" for matrix in ("key", "value") for part in ("_batch", "_head", "")}
-    return decode_compile_cases(decode_attention_kernel, types)
+    return decode_compile_cases(decode_attention_kernel)

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.attention.parts import finish_rows
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_alike, check_contiguous, check_tensor
+from course_lib.kernels.common.checks import FLOAT_DTYPES, check_alike, check_contiguous, check_tensor
+from course_lib.kernels.common.softmax import finish_rows
 from course_lib.kernels.softmax.merge import merge_partials
 
 

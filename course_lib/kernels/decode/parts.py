@@ -8,18 +8,11 @@ takes one head at a time, and one pass over the cache.
 import triton
 import triton.language as tl
 
-from course_lib.kernels.attention.parts import FLOAT32_PRECISION
+from course_lib.kernels.common.numbers import FLOAT32_PRECISION
+from course_lib.kernels.common.softmax import weigh
 
 # Arguments that Triton is not to compile anew for when one is 1 or a multiple of 16.
 DECODE_SIZES = ("query_heads", "heads_per_key_head")
-
-
-@triton.jit
-def split_keys(length, split, splits):
-    """The keys [begin, end) of one of `splits` equal parts of a sequence; the last parts are shorter, or empty."""
-    keys_per_split = tl.cdiv(length, splits)
-    begin = tl.minimum(split * keys_per_split, length)
-    return begin, tl.minimum(begin + keys_per_split, length)
 
 
 @triton.jit
@@ -73,18 +66,14 @@ def attend_to_tile(
 ):
     """The softmax state after one more tile of keys and values, given as pointers [BLOCK_N] to their rows.
 
-    The online softmax of `attention.parts.online_softmax_update`, but for the running sum: each of a tile's columns has
-    one of its own, weight_sums [BLOCK_M, BLOCK_N]. A row's columns lie in different warps, which would have to wait for
+    Of the online softmax (`common.softmax`) each of a tile's columns has a sum of its own, weight_sums
+    [BLOCK_M, BLOCK_N]. A row's columns lie in different warps, which would have to wait for
     each other; their sums can do so once, after the last tile.
     """
     key_tile = load_cache_rows(key_rows, inside, HEAD_DIM, BLOCK_D)  # [BLOCK_N, BLOCK_D]
     scores = tl.dot(query, tl.trans(key_tile), input_precision=FLOAT32_PRECISION)  # [BLOCK_M, BLOCK_N]
     scores = tl.where(inside[None, :], scores, float("-inf"))
-    new_max = tl.maximum(running_max, tl.max(scores, axis=1) * scale_log2)  # [BLOCK_M]
-    # Scores may all be -inf, and -inf - -inf is NaN: measure such a row from 0.
-    reference_max = tl.where(new_max == float("-inf"), 0.0, new_max)
-    weights = tl.exp2(scores * scale_log2 - reference_max[:, None])  # [BLOCK_M, BLOCK_N]
-    rescale = tl.exp2(running_max - reference_max)  # [BLOCK_M]
+    new_max, weights, rescale = weigh(scores, running_max, scale_log2, MASKED=True)
     weight_sums = weight_sums * rescale[:, None] + weights
     accumulator = accumulator * rescale[:, None]
     value_tile = load_cache_rows(value_rows, inside, HEAD_DIM, BLOCK_D)  # [BLOCK_N, BLOCK_D]

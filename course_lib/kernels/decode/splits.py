@@ -17,10 +17,6 @@ Source: Dao et al., Flash-Decoding for long-context inference, 2023 (the split);
 
 import functools
 
-import torch
-
-from course_lib.hardware.device import interpreting
-
 # In keys of 16 ns (D = 128, 16 bits, 1/132 of an H200's bandwidth): measured there, a wave costs 2 to 3 µs besides its
 # keys, and each part adds 0.1 µs to the merge.
 START_KEYS = 128
@@ -30,8 +26,6 @@ SATURATING_SHARE = 0.95
 # A smaller part costs about what it saves.
 LEAST_KEYS_PER_SPLIT = 64
 MOST_SPLITS = 256
-# Few programs, since each costs the interpreter half a millisecond, and enough that tests split.
-INTERPRETED_MULTIPROCESSORS = 4
 
 
 def choose_splits(batch: int, key_heads: int, longest: int, multiprocessors: int, *, residents: int = 1) -> int:
@@ -70,11 +64,3 @@ def estimated_keys(splits: int, programs: int, longest: int, multiprocessors: in
     merge = MERGE_KEYS * splits if splits > 1 else 0
     keys = residents * -(-longest // splits)
     return (full_waves + last_wave) * keys + -(-programs * splits // slots) * START_KEYS + merge
-
-
-@functools.cache
-def multiprocessor_count(device: torch.device) -> int:
-    """Of the GPU that the device is; a small number in the interpreter."""
-    if interpreting():
-        return INTERPRETED_MULTIPROCESSORS
-    return torch.cuda.get_device_properties(device).multi_processor_count

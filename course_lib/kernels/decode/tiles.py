@@ -23,9 +23,11 @@ import triton
 
 from course_lib.hardware.compiler.architectures import ARCHITECTURES
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.hardware.device import interpreting
-from course_lib.kernels.attention.tiles import SHARED_MEMORY_RESERVE, Tiles, candidate_tiles
-from course_lib.kernels.decode.splits import cheapest_splits, estimated_keys, multiprocessor_count
+from course_lib.kernels.attention.tiles import candidate_tiles
+from course_lib.kernels.common.machine import architecture_of, multiprocessor_count
+from course_lib.kernels.common.signatures import KINDS, signature_of
+from course_lib.kernels.common.tiles import SHARED_MEMORY_RESERVE, Tiles
+from course_lib.kernels.decode.splits import cheapest_splits, estimated_keys
 
 # The least rows of a matrix instruction's tile, and the most that keep scores and accumulator in registers, by padded
 # head dimension, up to.
@@ -136,17 +138,8 @@ def decode_settings(query, key_heads: int, tiles: Tiles) -> dict:
             "GROUP_ROWS": group_rows(query_heads // key_heads, tiles), **tiles.settings()}  # fmt: skip
 
 
-@functools.cache
-def architecture_of(device: torch.device) -> int | None:
-    """90 for compute capability 9.0; None in the interpreter."""
-    if interpreting():
-        return None
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
-
-
-def decode_compile_cases(kernel, types: dict[str, str], constexprs: dict[str, int] | None = None) -> list[CompileCase]:
-    """A decode kernel as it ships: split, so that it has all the code. `types`: what not every decode kernel takes."""
+def decode_compile_cases(kernel, **constexprs: int) -> list[CompileCase]:
+    """A decode kernel as it ships: split, so that it has all the code. constexprs: what not every decode kernel has."""
     sixteen_bits = [(arch, 128, 4, torch.bfloat16) for arch in (80, 86, 89, 90, 100, 120)]
     sixteen_bits += [(90, head_dim, group, torch.bfloat16) for head_dim, group in ((64, 4), (128, 1), (128, 16),
                      (128, 64), (256, 4), (256, 64))] + [(90, 96, 4, torch.float16)]  # fmt: skip
@@ -156,18 +149,14 @@ def decode_compile_cases(kernel, types: dict[str, str], constexprs: dict[str, in
         (case, cut.tiles) for case in sixteen_bits + slow
         for cut in decode_cuts(case[0], case[3], triton.next_power_of_2(case[1]), case[2])
     ):  # fmt: skip
-        kind = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
+        kind = KINDS[dtype]
         block_d = triton.next_power_of_2(head_dim)
-        matrices = {f"{matrix}_pointer": f"*{kind}" for matrix in ("query", "key", "value", "output")}
-        floats = dict.fromkeys(("lse_pointer", "partial_outputs", "partial_lses"), "*fp32") | {"scale_log2": "fp32"}
-        indices = {"lengths_pointer": "*i32", "arrivals": "*i32", "query_heads": "i32", "heads_per_key_head": "i32"}
-        strides = {f"{matrix}{part}_stride": "i32" for matrix in ("query", "output") for part in ("_batch", "_head")}
         fast = (arch, head_dim, group, dtype) in sixteen_bits
         hopper = "mma.sync" if tiles.query_rows < 64 else "wgmma"
         cases.append(CompileCase(
-            kernel, matrices | floats | indices | strides | types,
+            kernel, signature_of(kernel, kind),
             {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "GROUP_ROWS": group_rows(group, tiles), **tiles.blocks(),
-             "SAME_STRIDES": True, **(constexprs or {})},
+             "SAME_STRIDES": True, **constexprs},
             num_warps=tiles.warps, num_stages=tiles.stages, archs=(arch,), max_spill_bytes=0 if fast else None,
             instruction={80: "mma.sync", 89: "mma.sync", 90: hopper} if fast else None,
             label=f"{kind} {head_dim} group {group} {tuple(tiles)}",

@@ -29,9 +29,11 @@ import triton.language as tl
 from course_lib.hardware.compiler.architectures import ARCHITECTURES
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.hardware.device import interpreting
+from course_lib.kernels.common.checks import FLOAT_DTYPES, as_rows, check_alike, check_tensor
+from course_lib.kernels.common.numbers import LARGEST_GROUP
+from course_lib.kernels.common.signatures import signature_of
 from course_lib.kernels.fused.checks import check_epsilon, check_weight
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, as_rows, check_alike, check_tensor
-from course_lib.kernels.softmax.rows import LARGEST_GROUP, reread
+from course_lib.kernels.softmax.rows import reread
 
 ONE_PASS_BYTES = 65536  # a quarter of a multiprocessor's registers: two such rows are on their way at a time
 ONE_PASS_BYTES_ALONE = 131072  # without a residual
@@ -143,7 +145,7 @@ def add_rms_norm_two_passes_kernel(
 
 
 def add_rms_norm_forward(x, residual, weight, epsilon=1e-6):
-    """(normalised, summed) by a kernel, without a gradient; `operators.add_rms_norm` has one.
+    """(normalised, summed) by a kernel, without a gradient; `norm_operators.add_rms_norm` has one.
 
     Args:
         x: [..., hidden], float32, float16 or bfloat16, with a contiguous last dimension and leading dimensions that
@@ -198,23 +200,18 @@ def compile_cases() -> list[CompileCase]:
     cases = []
     for kind, columns, archs in (("fp16", 4096, tuple(ARCHITECTURES)), ("bf16", 32768, LARGE), ("fp32", 16384, LARGE)):
         constants: dict[str, object] = {"GROUP": 8, "BLOCK_ROWS": 1, "BLOCK_COLUMNS": columns, "PACKED": False}
-        cases.append(CompileCase(add_rms_norm_kernel, types(kind, "rows"), constants, num_warps=WARPS[columns],
-                                 archs=archs, label=f"{kind} {columns}"))  # fmt: skip
+        cases.append(CompileCase(add_rms_norm_kernel, signature_of(add_rms_norm_kernel, kind), constants,
+                                 num_warps=WARPS[columns], archs=archs, label=f"{kind} {columns}"))  # fmt: skip
     # Without a residual rows fill the registers. Of a thread's 512 bytes 40 spill on sm_90, 232 on sm_80.
     alone: dict[str, object] = {"residual_pointer": None, "summed_pointer": None, "GROUP": 8, "BLOCK_ROWS": 1}
     for kind, columns in (("bf16", 65536), ("fp32", 32768)):
-        signature = {name: kind for name, kind in types(kind, "rows").items() if name not in alone}
+        signature = signature_of(add_rms_norm_kernel, kind, residual_pointer=None, summed_pointer=None)
         constants = alone | {"BLOCK_COLUMNS": columns, "PACKED": columns == PACKED_COLUMNS}
         cases.append(CompileCase(add_rms_norm_kernel, signature, constants, num_warps=WARPS[columns], archs=LARGE,
                                  max_spill_bytes=256, label=f"{kind} {columns} alone"))  # fmt: skip
     for kind in ("fp16", "fp32"):
         constants = {"GROUP": 8, "BLOCK_COLUMNS": TILE_COLUMNS}
-        cases.append(CompileCase(add_rms_norm_two_passes_kernel, types(kind), constants, num_warps=WARPS[TILE_COLUMNS],
+        signature = signature_of(add_rms_norm_two_passes_kernel, kind)
+        cases.append(CompileCase(add_rms_norm_two_passes_kernel, signature, constants, num_warps=WARPS[TILE_COLUMNS],
                                  label=kind))  # fmt: skip
     return cases
-
-
-def types(kind: str, *more: str) -> dict[str, str]:
-    tensors = ("x", "residual", "weight", "normalised", "summed")
-    sizes = (*more, "column_groups", "x_stride_groups", "residual_stride_groups")
-    return {f"{name}_pointer": f"*{kind}" for name in tensors} | dict.fromkeys(sizes, "i32") | {"epsilon": "fp32"}

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_contiguous, check_tensor
+from course_lib.kernels.common.checks import FLOAT_DTYPES, check_contiguous, check_tensor
 
 
 def check_weight(weight, x: torch.Tensor, name: str = "weight", size: int | None = None, each: str = "column") -> None:

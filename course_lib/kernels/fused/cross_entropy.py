@@ -31,8 +31,9 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.decode.checks import check_indices
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, as_rows, check_alike, check_tensor
+from course_lib.kernels.common.cache_checks import check_indices
+from course_lib.kernels.common.checks import FLOAT_DTYPES, as_rows, check_alike, check_tensor
+from course_lib.kernels.common.signatures import signature_of
 from course_lib.kernels.softmax.rows import exponential
 
 GROUP = 8  # neighbouring logits of one thread, which share a running maximum
@@ -332,12 +333,10 @@ def compile_cases() -> list[CompileCase]:
     cases = []
     for kernel in (cross_entropy_kernel, cross_entropy_backward_kernel, cross_entropy_in_place_kernel):
         for kind in ("fp16", "fp32"):
-            signature = {name: "*fp32" for name in kernel.arg_names if name.endswith("_pointer")}
-            signature |= {"logits_pointer": f"*{kind}", "targets_pointer": "*i64"}
-            if "gradient_pointer" in signature:
-                signature["gradient_pointer"] = f"*{kind}"
-            signature |= {name: "i32" for name in kernel.arg_names if name.endswith("_stride") or name == "vocabulary"}
-            signature["ignore_index"] = "i32"
+            tensors = {"logits_pointer": f"*{kind}", "targets_pointer": "*i64"}
+            if "gradient_pointer" in kernel.arg_names:
+                tensors["gradient_pointer"] = f"*{kind}"
+            signature = signature_of(kernel, "fp32", **tensors)
             divisible = [name for name in signature if name != "ignore_index"]
             cases.append(CompileCase(kernel, signature, {"LANES": LANES, "GROUP": GROUP}, num_warps=NUM_WARPS,
                                      divisible=divisible, label=kind))  # fmt: skip

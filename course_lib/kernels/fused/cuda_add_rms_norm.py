@@ -16,9 +16,9 @@ import torch
 
 from course_lib.hardware.compiler.cuda_cpp import CudaLaunch, run_cuda
 from course_lib.hardware.compiler.cuda_numbers import CONVERSIONS
+from course_lib.kernels.common.checks import FLOAT_DTYPES, as_rows, check_alike, check_tensor
 from course_lib.kernels.fused.checks import check_epsilon, check_weight
 from course_lib.kernels.fused.cuda_rows import ELEMENTS, SHARED_BY_KERNELS, Cut, cut_of, widest
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, as_rows, check_alike, check_tensor
 
 KERNEL = r"""
 // One block: one row. Strides and the row's length are counted in vectors.

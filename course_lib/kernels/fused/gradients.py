@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from course_lib.kernels.memory.checks import as_rows
+from course_lib.kernels.common.checks import as_rows
 
 
 def no_second_derivative(name: str) -> Callable:

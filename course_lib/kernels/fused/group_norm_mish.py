@@ -33,9 +33,10 @@ import triton.language as tl
 
 from course_lib.hardware.compiler.architectures import ARCHITECTURES
 from course_lib.hardware.compiler.cases import CompileCase
+from course_lib.kernels.common.checks import FLOAT_DTYPES, check_alike, check_tensor
+from course_lib.kernels.common.numbers import LARGEST_GROUP, LOG2_E
+from course_lib.kernels.common.signatures import signature_of
 from course_lib.kernels.fused.checks import check_epsilon, check_weight
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_alike, check_tensor
-from course_lib.kernels.softmax.rows import LARGEST_GROUP, LOG2_E
 
 ONE_PASS_ELEMENTS = 16384  # of a group, padded: 32 for each of 512 threads
 TILE_ELEMENTS = 2048  # several samples of a small group make one tile of this size
@@ -388,20 +389,11 @@ def compile_cases() -> list[CompileCase]:
         for samples, members, length in tiles:
             constants = {"UNIT": 8, "BLOCK_SAMPLES": samples, "BLOCK_CHANNELS": members, "BLOCK_LENGTH": length,
                          "ASSEMBLY": True}  # fmt: skip
-            cases.append(CompileCase(group_norm_mish_kernel, types(group_norm_mish_kernel, kind), constants,
+            cases.append(CompileCase(group_norm_mish_kernel, signature_of(group_norm_mish_kernel, kind), constants,
                                      num_warps=WARPS[samples * members * length],
                                      label=f"{kind} {members} × {length}"))  # fmt: skip
         constants = {"BLOCK_CHANNELS": 1, "BLOCK_LENGTH": LOOP_ELEMENTS, "ASSEMBLY": True}
-        cases.append(CompileCase(group_norm_mish_loop_kernel, types(group_norm_mish_loop_kernel, kind), constants,
-                                 num_warps=LOOP_WARPS, label=kind))  # fmt: skip
+        signature = signature_of(group_norm_mish_loop_kernel, kind)
+        cases.append(CompileCase(group_norm_mish_loop_kernel, signature, constants, num_warps=LOOP_WARPS,
+                                 label=kind))  # fmt: skip
     return cases
-
-
-FLOAT32 = ("statistics_pointer", "means_pointer", "partial_sums_pointer", "epsilon")
-
-
-def types(kernel, kind: str) -> dict[str, str]:
-    """A signature for the compile gate: tensors of one kind, sums and statistics float32, sizes 32-bit integers."""
-    names = [name for name in kernel.arg_names if not name.isupper()]
-    signature = {name: f"*{kind}" if name.endswith("_pointer") else "i32" for name in names}
-    return signature | {name: "fp32" if name == "epsilon" else "*fp32" for name in FLOAT32 if name in names}

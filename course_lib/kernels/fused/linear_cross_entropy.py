@@ -31,6 +31,7 @@ Sources: Hsu et al., Liger Kernel, arXiv 2410.10989, section 3 (chunks). Wijmans
 
 import torch
 
+from course_lib.kernels.common.checks import FLOAT_DTYPES, as_rows, check_tensor
 from course_lib.kernels.fused.cross_entropy import (
     IGNORE_INDEX,
     check_loss_gradient,
@@ -40,7 +41,6 @@ from course_lib.kernels.fused.cross_entropy import (
     cross_entropy_forward_backward_,
     cross_entropy_reference,
 )
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, as_rows, check_tensor
 
 LEAST_ROWS = 2048  # of a chunk: with fewer its products wait for the weight's gradient
 

@@ -30,12 +30,13 @@ import triton.language as tl
 from course_lib.hardware.compiler.architectures import ARCHITECTURES
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.hardware.device import machine
+from course_lib.kernels.common.checks import FLOAT_DTYPES, as_rows, check_alike, check_tensor
+from course_lib.kernels.common.numbers import LARGEST_GROUP
+from course_lib.kernels.common.signatures import signature_of
 from course_lib.kernels.fused.add_rms_norm import LARGE, TILE_ELEMENTS, inverse_of_rms
 from course_lib.kernels.fused.checks import check_epsilon, check_weight
 from course_lib.kernels.fused.gradients import rows_of_gradient
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, as_rows, check_alike, check_tensor
 from course_lib.kernels.memory.row_sum import row_sum
-from course_lib.kernels.softmax.rows import LARGEST_GROUP
 
 ONE_PASS_BYTES = 16384  # the band's sums and all that is made of a row are float32, and fill the registers
 WARPS = {2048: 4, 4096: 8, 8192: 16}  # 16 elements a thread
@@ -276,10 +277,6 @@ def bands(rows: int, block_rows: int, programs_of_band: int = 1) -> tuple[int, i
 
 def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate: rows of 4096, the longest rows of one pass, and two passes."""
-    pointers = ("summed", "weight", "gradient", "summed_gradient", "input_gradient")
-    numbers = {"partial_sums_pointer": "*fp32", "numbers_pointer": "*fp32", "epsilon": "fp32"}
-    sizes = ("rows", "rows_of_band", "columns", "column_groups")
-    strides = [f"{name}_stride{end}" for name in ("summed", "gradient", "summed_gradient") for end in ("", "_groups")]
     row = {"GROUP": 8, "BLOCK_ROWS": 1}
     kernels = [
         (rms_norm_backward_kernel, kind, row | {"BLOCK_COLUMNS": columns, "STAGES": stages}, WARPS[columns], archs)
@@ -292,10 +289,7 @@ def compile_cases() -> list[CompileCase]:
     ]
     cases = []
     for kernel, kind, constants, warps, archs in kernels:
-        every = (
-            {f"{name}_pointer": f"*{kind}" for name in pointers} | numbers | dict.fromkeys((*sizes, *strides), "i32")
-        )
-        signature = {name: every[name] for name in kernel.arg_names if name in every}
+        signature = signature_of(kernel, kind)
         divisible = [name for name in signature if name.endswith(("_pointer", "_stride")) or name == "columns"]
         cases.append(CompileCase(kernel, signature, constants, num_warps=warps, archs=archs, divisible=divisible,
                                  label=f"{kind} {constants['BLOCK_COLUMNS']}"))  # fmt: skip

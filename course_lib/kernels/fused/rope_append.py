@@ -17,9 +17,10 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
+from course_lib.kernels.common.cache_checks import check_indices
+from course_lib.kernels.common.checks import FLOAT_DTYPES, check_contiguous, check_rows, check_same, check_tensor
+from course_lib.kernels.common.signatures import signature_of
 from course_lib.kernels.decode.append import check_positions
-from course_lib.kernels.decode.checks import check_indices, check_rows, check_same
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_contiguous, check_tensor
 
 ROWS_PER_PROGRAM = 16  # heads: 4 KB of head dimension 128 in 16 bits
 SIZES = ("tokens", "query_heads", "key_heads", "rows")
@@ -164,8 +165,7 @@ def compile_cases() -> list[CompileCase]:
     constants = {"HALF": 64, "BLOCK_H": 64, "ROWS": ROWS_PER_PROGRAM}
     cases = []
     for kind in ("fp16", "fp32"):
-        signature = {name: "*fp32" if name.startswith(("cosine", "sine")) else f"*{kind}" for name in names
-                     if name.endswith("_pointer")} | {"positions_pointer": "*i32"}  # fmt: skip
-        signature |= {name: "i32" for name in names if name.endswith("_stride") or name in SIZES}
+        angles = {name: "*fp32" for name in names if name.startswith(("cosine", "sine")) and name.endswith("_pointer")}
+        signature = signature_of(rope_append_kernel, kind, **angles)
         cases.append(CompileCase(rope_append_kernel, signature, constants, label=kind))
     return cases

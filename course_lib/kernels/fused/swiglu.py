@@ -22,9 +22,10 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
+from course_lib.kernels.common.checks import FLOAT_DTYPES, as_rows, check_alike, check_tensor
+from course_lib.kernels.common.numbers import LARGEST_GROUP
+from course_lib.kernels.common.signatures import signature_of
 from course_lib.kernels.fused.gradients import rows_of_gradient
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, as_rows, check_alike, check_tensor
-from course_lib.kernels.softmax.rows import LARGEST_GROUP
 
 TILE_BYTES = 4096  # one 16-byte load a thread and a tensor
 NUM_WARPS = 8
@@ -183,9 +184,7 @@ def compile_cases() -> list[CompileCase]:
     cases = []
     for kernel in (swiglu_kernel, swiglu_backward_kernel):
         for kind, itemsize in (("fp16", 2), ("fp32", 4)):
-            signature = {name: f"*{kind}" for name in kernel.arg_names if name.endswith("_pointer")}
-            sizes = [name for name in kernel.arg_names if name in ("rows", "column_groups", *STRIDES)]
             constants = {"GROUP": 8, "BLOCK_ROWS": 1, "BLOCK_COLUMNS": TILE_BYTES // itemsize}
-            cases.append(CompileCase(kernel, signature | dict.fromkeys(sizes, "i32"), constants, num_warps=NUM_WARPS,
+            cases.append(CompileCase(kernel, signature_of(kernel, kind), constants, num_warps=NUM_WARPS,
                                      label=kind))  # fmt: skip
     return cases

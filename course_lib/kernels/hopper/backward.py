@@ -34,20 +34,11 @@ import triton
 
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.attention.backward_rows import row_numbers
-from course_lib.kernels.attention.checks import check_attention_inputs, check_backward_inputs
-from course_lib.kernels.attention.parts import LOG2_E
-from course_lib.kernels.hopper.backward_limits import backward_refusal
-from course_lib.kernels.hopper.backward_parts import end_turn, keys_of, next_ticket, query_blocks, wait_for_turn
-from course_lib.kernels.hopper.backward_step import (
-    GROUP_KEYS,
-    GROUPS,
-    ask_for_scores,
-    last_query_part,
-    step,
-    write_gradient,
-)
-from course_lib.kernels.hopper.backward_sums import round_query_gradients
-from course_lib.kernels.hopper.gluon_compat import (
+from course_lib.kernels.common.attention_checks import check_attention_inputs, check_backward_inputs
+from course_lib.kernels.common.machine import multiprocessor_count
+from course_lib.kernels.common.softmax import scale_in_log2
+from course_lib.kernels.gluon.limits import COPY_ENGINE_BYTES, stride_refusal
+from course_lib.kernels.gluon.names import (
     TensorDescriptor,
     add_tile,
     fence_async_shared,
@@ -59,9 +50,20 @@ from course_lib.kernels.hopper.gluon_compat import (
     wait_for_stores,
     warpgroup_mma_wait,
 )
-from course_lib.kernels.hopper.launch import descriptor, descriptor_type, multiprocessors, ticket_counter
-from course_lib.kernels.hopper.limits import COPY_ENGINE_BYTES, stride_refusal
-from course_lib.kernels.hopper.parts import draw_ticket, new_barriers, write_ticket
+from course_lib.kernels.gluon.parts import new_barriers
+from course_lib.kernels.hopper.backward_limits import backward_refusal
+from course_lib.kernels.hopper.backward_parts import end_turn, keys_of, next_ticket, query_blocks, wait_for_turn
+from course_lib.kernels.hopper.backward_step import (
+    GROUP_KEYS,
+    GROUPS,
+    ask_for_scores,
+    last_query_part,
+    step,
+    write_gradient,
+)
+from course_lib.kernels.hopper.backward_sums import round_query_gradients
+from course_lib.kernels.hopper.launch import descriptor, descriptor_type, ticket_counter
+from course_lib.kernels.hopper.parts import draw_ticket, write_ticket
 
 TILE_KEYS = gl.constexpr(128)
 TICKET_SLOTS = gl.constexpr(2)
@@ -388,14 +390,15 @@ def flash_attention_backward_hopper(
     heads_at_once = min(all_key_heads, max(1, heads_at_once))
     all_tiles = triton.cdiv(key_length, TILE_KEYS.value) * all_key_heads
     group_keys = GROUP_KEYS.value
-    flash_attention_backward_hopper_kernel[(min(all_tiles, multiprocessors(device)),)](
+    flash_attention_backward_hopper_kernel[(min(all_tiles, multiprocessor_count(device)),)](
         descriptor(query, block_m, block_d), descriptor(output_gradient, block_m, block_d),
         descriptor(key, group_keys, block_d), descriptor(value, group_keys, block_d),
         number_descriptor(lse_log2.flatten(0, 1), 1, block_m), number_descriptor(delta.flatten(0, 1), 1, block_m),
         number_descriptor(sums, PART_ROWS.value, PART_COLUMNS.value),
         descriptor(key_gradient, group_keys, 64), descriptor(value_gradient, group_keys, 64),
         ticket_counter(device), turns,
-        all_key_heads, key_heads, heads_per_key_head, query_length, key_length, heads_at_once, scale, scale * LOG2_E,
+        all_key_heads, key_heads, heads_per_key_head, query_length, key_length, heads_at_once, scale,
+        scale_in_log2(scale, head_dim),
         CAUSAL=causal, DETERMINISTIC=deterministic, **arrangement.settings(), num_warps=4, maxnreg=START_REGISTERS,
     )  # fmt: skip
     query_gradient = round_query_gradients(sums.view(all_parts, -1), query, scale, block_m)

@@ -1,6 +1,7 @@
 """What the backward pass on Hopper asks of the machine and of its inputs; no Gluon is needed to ask."""
 
-from course_lib.kernels.hopper.limits import Refusal, hopper_refusal
+from course_lib.kernels.gluon.limits import Refusal
+from course_lib.kernels.hopper.limits import hopper_refusal
 
 MAX_HEAD_DIM = 128  # dK and dV of 64 keys: at 256 they alone would take all registers of a thread
 

@@ -5,7 +5,7 @@ it expects the left operands of Pᵀ dO and dSᵀ Q, so for these products neith
 belongs to a query, its log-sum-exp and its Δ, belongs to a column.
 """
 
-from course_lib.kernels.hopper.gluon_compat import fence_async_shared, gl, gluon, mbarrier
+from course_lib.kernels.gluon.names import fence_async_shared, gl, gluon, mbarrier
 from course_lib.kernels.hopper.parts import read_ticket
 
 

@@ -15,8 +15,7 @@ Registers of a thread at head dimension 128: dK and dV 64 each, S, dP and dQ 32 
 for P and dS in 16 bits. At 64, with twice the queries: dK and dV 32, S and dP 64, dQ 32.
 """
 
-from course_lib.kernels.hopper.backward_parts import as_tile, hide_pairs, write_by_thread
-from course_lib.kernels.hopper.gluon_compat import (
+from course_lib.kernels.gluon.names import (
     fence_async_shared,
     gl,
     gluon,
@@ -25,7 +24,8 @@ from course_lib.kernels.hopper.gluon_compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from course_lib.kernels.hopper.operands import unknown
+from course_lib.kernels.gluon.parts import unknown
+from course_lib.kernels.hopper.backward_parts import as_tile, hide_pairs, write_by_thread
 
 GROUPS = gl.constexpr(2)  # consumers
 GROUP_KEYS = gl.constexpr(64)  # keys of a consumer: rows of a warp group's matrix product, the hardware's number

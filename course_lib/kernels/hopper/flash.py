@@ -26,15 +26,14 @@ Bytes: as for `flash_attention`. Tiles are handed out such that the keys and val
 Source: Shah et al., FlashAttention-3, arXiv 2407.08608, Algorithm 2.
 """
 
-import math
-
 import torch
 import triton
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.attention.checks import check_attention_inputs
-from course_lib.kernels.attention.parts import LOG2_E
-from course_lib.kernels.hopper.gluon_compat import (
+from course_lib.kernels.common.attention_checks import check_attention_inputs
+from course_lib.kernels.common.machine import multiprocessor_count
+from course_lib.kernels.common.softmax import scale_in_log2
+from course_lib.kernels.gluon.names import (
     fence_async_shared,
     gl,
     gluon,
@@ -44,13 +43,8 @@ from course_lib.kernels.hopper.gluon_compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from course_lib.kernels.hopper.launch import (
-    Arrangement,
-    descriptor,
-    descriptor_type,
-    multiprocessors,
-    ticket_counter,
-)
+from course_lib.kernels.gluon.parts import new_barriers, sum_by_thread
+from course_lib.kernels.hopper.launch import Arrangement, descriptor, descriptor_type, ticket_counter
 from course_lib.kernels.hopper.limits import hopper_refusal
 from course_lib.kernels.hopper.operands import (
     block_scale,
@@ -69,10 +63,8 @@ from course_lib.kernels.hopper.parts import (
     finish_rows,
     hide_scores,
     key_blocks,
-    new_barriers,
     online_softmax,
     read_ticket,
-    sum_by_thread,
     tile_of,
     write_ticket,
 )
@@ -547,19 +539,18 @@ def launch(query, key, values, output, lse, scales, causal, window, scale, arran
     batch, query_heads, query_length, head_dim = query.shape
     key_heads, key_length = key.shape[1:3]
     heads_per_key_head = query_heads // key_heads
-    scale = 1 / math.sqrt(head_dim) if scale is None else scale
     block_d = padded_head_dim(head_dim)
     tiles = triton.cdiv(query_length, GROUP_ROWS.value * arrangement.consumers) * batch * query_heads
     key_bytes = 2 * key_length * head_dim * key.element_size() // heads_per_key_head  # K and V, per query head
     heads_at_once = min(batch * query_heads, max(1, L2_SHARE_BYTES // max(1, key_bytes)))
     if window is not None:
         window = min(window, query_length + key_length)  # sees as much, and sums with it stay within 32 bits
-    programs = min(tiles, multiprocessors(query.device))
+    programs = min(tiles, multiprocessor_count(query.device))
     flash_attention_hopper_kernel[(programs,)](
         descriptor(query, GROUP_ROWS.value, block_d), descriptor(key, arrangement.key_rows, block_d), values,
         descriptor(output, GROUP_ROWS.value, block_d), lse, ticket_counter(query.device), *scales,
         batch, query_heads, heads_per_key_head, query_length, key_length, heads_at_once,
-        window, 0 if causal else window, scale * LOG2_E,
+        window, 0 if causal else window, scale_in_log2(scale, head_dim),
         **arrangement.settings(), num_warps=4, maxnreg=arrangement.registers[2],
     )  # fmt: skip
 

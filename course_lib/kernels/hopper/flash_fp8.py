@@ -14,10 +14,10 @@ Source: Shah et al., FlashAttention-3, arXiv 2407.08608, section 3.3.
 import torch
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.attention.checks import check_window_and_scale
+from course_lib.kernels.common.attention_checks import check_window_and_scale
+from course_lib.kernels.gluon.limits import machine_refusal
 from course_lib.kernels.hopper import flash as sixteen_bits
 from course_lib.kernels.hopper.launch import Arrangement, descriptor
-from course_lib.kernels.hopper.limits import machine_refusal
 from course_lib.kernels.quantised.fp8 import HEAD_DIMS, Fp8Inputs
 
 ARRANGEMENTS = {  # by head dimension

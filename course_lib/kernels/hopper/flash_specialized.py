@@ -17,8 +17,10 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.attention.parts import SIZES, finish_rows, online_softmax_update
-from course_lib.kernels.attention.tiles import Tiles
+from course_lib.kernels.attention.parts import SIZES
+from course_lib.kernels.common.signatures import signature_of
+from course_lib.kernels.common.softmax import finish_rows, weigh
+from course_lib.kernels.common.tiles import Tiles
 
 SPECIALIZED_TILES = Tiles(128, 128, warps=4, stages=2)
 SPECIALIZED_BLOCK_D = 128
@@ -76,9 +78,9 @@ def flash_attention_specialized_kernel(
     for start in tl.range(0, key_length, BLOCK_N, warp_specialize=True):
         key_tile = keys.load([start, 0])  # [BLOCK_N, BLOCK_D]
         scores = tl.dot(query, key_tile.T)  # [BLOCK_M, BLOCK_N]
-        weights, running_max, running_sum, accumulator = online_softmax_update(
-            scores, running_max, running_sum, accumulator, scale_log2, MASKED=False
-        )
+        running_max, weights, rescale = weigh(scores, running_max, scale_log2, MASKED=False)
+        running_sum = running_sum * rescale + tl.sum(weights, axis=1)
+        accumulator = accumulator * rescale[:, None]
         value_tile = values.load([start, 0])  # [BLOCK_N, BLOCK_D]
         accumulator = tl.dot(weights.to(value_tile.dtype), value_tile, accumulator)  # [BLOCK_M, BLOCK_D]
 
@@ -109,12 +111,8 @@ def allocate_descriptors(size: int, alignment: int, stream) -> torch.Tensor:
 
 def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate."""
-    matrices = ("query", "key", "value", "output")
-    types = {f"{matrix}_pointer": "*bf16" for matrix in matrices} | {"scale_log2": "fp32"}
-    types |= {f"{matrix}{part}_stride": "i32" for matrix in matrices for part in ("_batch", "_head", "")}
-    types |= dict.fromkeys(("query_heads", "heads_per_key_head", "query_length", "key_length"), "i32")
     constants = {"HEAD_DIM": 128, "BLOCK_D": SPECIALIZED_BLOCK_D, **SPECIALIZED_TILES.blocks()}
     return [CompileCase(
-        flash_attention_specialized_kernel, types, constants, num_warps=SPECIALIZED_TILES.warps,
-        num_stages=SPECIALIZED_TILES.stages, archs=(90,), instruction="wgmma",
+        flash_attention_specialized_kernel, signature_of(flash_attention_specialized_kernel, "bf16"), constants,
+        num_warps=SPECIALIZED_TILES.warps, num_stages=SPECIALIZED_TILES.stages, archs=(90,), instruction="wgmma",
     )]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from course_lib.kernels.hopper.gluon_compat import TensorDescriptor, gl
+from course_lib.kernels.gluon.names import TensorDescriptor, gl
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn}  # by the compiler's names
 GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float8_e4m3fn: gl.float8e4nv}
@@ -58,11 +58,6 @@ def tile_layout(rows: int, columns: int, dtype: torch.dtype):
     """How a tile lies in shared memory: as wgmma reads it and the copy engine writes it, its banks swizzled."""
     element = GLUON_DTYPES[dtype]
     return gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], element)
-
-
-@functools.cache
-def multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 GRAPH_LAUNCHES = 4096  # in all graphs of a device

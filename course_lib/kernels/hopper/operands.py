@@ -13,7 +13,8 @@ names, and `quantise_fp8` puts the values into that order.
 this adds to the loop over keys is, for each block, the load of one number and one multiplication of it.
 """
 
-from course_lib.kernels.hopper.gluon_compat import fence_async_shared, gl, gluon, load_tile, store_tile
+from course_lib.kernels.gluon.names import fence_async_shared, gl, gluon, load_tile, store_tile
+from course_lib.kernels.gluon.parts import unknown
 
 # e4m3 reaches 448, and its smallest step is 2⁻⁹: of weights up to 2⁸ more of the small ones are kept than of weights
 # up to 1.
@@ -35,12 +36,6 @@ def query_operand(query_tiles, buffer):
         # three loops share before the first of them, and leaves it undefined where that one's body never runs.
         buffer = unknown(buffer)
     return query_tiles.index(buffer).reshape([query_tiles.shape[3], query_tiles.shape[4]])
-
-
-@gluon.jit
-def unknown(number):
-    """The same number, of which the compiler knows nothing any more."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

@@ -6,9 +6,9 @@ threads hold all the columns. So a row's maximum costs two exchanges between thr
 where the next product expects its left operand: they never leave the registers.
 """
 
-from course_lib.kernels.hopper.gluon_compat import gl, gluon, mbarrier
-
-LN_2 = gl.constexpr(0.6931471805599453)
+from course_lib.kernels.common.numbers import LN_2
+from course_lib.kernels.gluon.names import gl, gluon
+from course_lib.kernels.gluon.parts import row_max, sum_by_thread
 
 
 @gluon.jit
@@ -125,8 +125,8 @@ def online_softmax(scores, running_max, running_sum, scale_log2, MASKED: gl.cons
     """Weighs a block of scores [64, BLOCK_N]; returns the weights, the factor for earlier work, and the new state.
 
     Weights are measured such that a row's largest so far is 2 ** EXPONENT; `finish_rows` is given the same EXPONENT.
-    The same step as in the portable kernel, but for the accumulator, which a matrix product still holds at this time,
-    and for running_sum, [64, 4]: each of the four threads of a row sums its own weights, and they meet after the last.
+    It is the step that `common.softmax` explains. running_sum is [64, 4]: each of the four threads of a row sums its
+    own weights, and they meet after the last. The accumulator is the caller's: a matrix product still holds it now.
     """
     new_max = gl.maximum(running_max, row_max(scores) * scale_log2)  # [64]
     reference_max = new_max
@@ -143,27 +143,6 @@ def online_softmax(scores, running_max, running_sum, scale_log2, MASKED: gl.cons
 
 
 @gluon.jit
-def row_max(scores):
-    """The maximum of each row: [64, BLOCK_N] -> [64].
-
-    A maximum takes a few cycles before the next can use it. Along a row they would all wait for one another; here a
-    thread has four for a row under way, and joins them at the end.
-    """
-    ROWS: gl.constexpr = gl.SliceLayout(1, scores.type.layout)
-    by_sixteen = gl.max(scores.reshape([scores.shape[0], scores.shape[1] // 16, 16]), axis=1)
-    return gl.convert_layout(gl.max(by_sixteen, axis=1), ROWS, assert_trivial=True)
-
-
-@gluon.jit
-def sum_by_thread(weights):
-    """The sums of a row's weights, one for each of the four threads that hold it: [64, BLOCK_N] -> [64, 4]."""
-    ROWS: gl.constexpr = weights.shape[0]
-    COLUMNS: gl.constexpr = weights.shape[1]
-    by_thread = weights.reshape([ROWS, COLUMNS // 8, 4, 2])  # wgmma deals a row's columns out in pairs
-    return gl.sum(gl.sum(by_thread, axis=3), axis=1)
-
-
-@gluon.jit
 def finish_rows(running_max, running_sum, EXPONENT: gl.constexpr):
     """The factor of a finished row's output and its log-sum-exp (natural), both [64].
 
@@ -171,12 +150,3 @@ def finish_rows(running_max, running_sum, EXPONENT: gl.constexpr):
     """
     total = gl.where(running_sum == 0.0, 1.0, running_sum)  # [64]
     return 1.0 / total, (running_max + gl.log2(total) - EXPONENT) * LN_2
-
-
-@gluon.jit
-def new_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """COUNT barriers in shared memory, each of which completes a phase after that many arrivals."""
-    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for index in gl.static_range(COUNT):
-        mbarrier.init(barriers.index(index), count=ARRIVALS)
-    return barriers

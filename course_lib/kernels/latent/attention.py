@@ -7,8 +7,8 @@ the last program of a tile of 64 rows would have 8.6 MB to read alone.
 import torch
 import triton
 
-from course_lib.kernels.attention.parts import LOG2_E
-from course_lib.kernels.decode.checks import check_indices, check_lengths, check_splits, check_tables
+from course_lib.kernels.common.cache_checks import check_indices, check_lengths, check_splits, check_tables
+from course_lib.kernels.common.numbers import LOG2_E
 from course_lib.kernels.decode.combine import combine_splits_kernel
 from course_lib.kernels.latent.checks import check_cache, check_output, check_query
 from course_lib.kernels.latent.kernel import latent_decode_kernel
@@ -111,7 +111,7 @@ def launch(query, cache, tables, lengths, longest, scale, value_dim, causal, spl
         found_lse = torch.empty(plan.splits, *shape, **options)
     latent_decode_kernel[(plan.row_tiles, plan.splits, batch)](
         query, cache, tables, lengths, found, found_lse, *query.stride()[:3], *cache.stride()[:2],
-        0 if tables is None else tables.stride(0), query_tokens, heads, LOG2_E * scale, VALUE_DIM=value_dim,
+        0 if tables is None else tables.stride(0), query_tokens, heads, LOG2_E.value * scale, VALUE_DIM=value_dim,
         ROPE_DIM=width - value_dim, BLOCK_R=triton.next_power_of_2(width - value_dim),
         PAGE_SIZE=0 if tables is None else cache.shape[1], CAUSAL=causal, **plan.tiles.settings(),
     )  # fmt: skip

@@ -2,9 +2,8 @@
 
 import math
 
-from course_lib.kernels.attention.checks import check_runnable
-from course_lib.kernels.decode.checks import check_rows, check_same
-from course_lib.kernels.decode.tiles import architecture_of
+from course_lib.kernels.common.checks import check_rows, check_runnable, check_same
+from course_lib.kernels.common.machine import architecture_of
 
 VALUE_DIMS = (16, 32, 64, 128, 256, 512)
 MIN_ROPE_DIM, MAX_ROPE_DIM = 16, 64

@@ -22,11 +22,11 @@ from copy import copy
 
 import torch
 
-from course_lib.kernels.attention.parts import LOG2_E
-from course_lib.kernels.decode.checks import check_indices, check_lengths, check_splits, check_tables
-from course_lib.kernels.hopper.gluon_compat import TensorDescriptor
-from course_lib.kernels.hopper.launch import multiprocessors
-from course_lib.kernels.hopper.limits import machine_refusal
+from course_lib.kernels.common.cache_checks import check_indices, check_lengths, check_splits, check_tables
+from course_lib.kernels.common.machine import multiprocessor_count
+from course_lib.kernels.common.numbers import LOG2_E
+from course_lib.kernels.gluon.limits import machine_refusal
+from course_lib.kernels.gluon.names import TensorDescriptor
 from course_lib.kernels.latent.checks import check_cache, check_output, check_query
 from course_lib.kernels.latent.hopper_kernel import CHUNK_COLUMNS, REGISTERS_AT_START, latent_decode_hopper_kernel
 from course_lib.kernels.latent.hopper_limits import ROPE_DIM, VALUE_DIM, latent_input_refusal
@@ -96,7 +96,7 @@ def launch(query, cache, tables, lengths, scale, causal, splits, return_lse, out
     capacity = cache.shape[1] if tables is None else tables.shape[1] * cache.shape[1]
     row_tiles = -(-rows // ROWS.value)
     if splits is None:
-        splits = latent_splits(batch, row_tiles, capacity, multiprocessors(query.device))
+        splits = latent_splits(batch, row_tiles, capacity, multiprocessor_count(query.device))
     if output is None:
         output = torch.empty(batch, tokens, heads, VALUE_DIM, dtype=query.dtype, device=query.device)
     lse = torch.empty(batch, tokens, heads, dtype=torch.float32, device=query.device) if return_lse else None
@@ -110,7 +110,7 @@ def launch(query, cache, tables, lengths, scale, causal, splits, return_lse, out
     latent_decode_hopper_kernel[(row_tiles, splits, batch)](
         descriptor(packed, chunk), descriptor(packed, ROPE_DIM), descriptor(cache, chunk), descriptor(cache, ROPE_DIM),
         tables, 0 if tables is None else tables.stride(0), lengths, partial_outputs, partial_lses,
-        rows, heads_of_token, masked_tokens, cache.shape[1], scale * LOG2_E,
+        rows, heads_of_token, masked_tokens, cache.shape[1], scale * LOG2_E.value,
         CHUNK=chunk, num_warps=4, maxnreg=REGISTERS_AT_START,
     )  # fmt: skip
     if splits > 1:

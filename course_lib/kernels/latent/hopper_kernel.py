@@ -19,15 +19,9 @@ Of 64 keys, the matrix units need 1,152 cycles for scores and 1,024 for the outp
 """
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.hopper.gluon_compat import (
-    fence_async_shared,
-    gl,
-    gluon,
-    load_tile,
-    mbarrier,
-    warpgroup_mma_wait,
-)
-from course_lib.kernels.hopper.parts import LN_2, new_barriers, sum_by_thread
+from course_lib.kernels.common.numbers import LN_2
+from course_lib.kernels.gluon.names import fence_async_shared, gl, gluon, load_tile, mbarrier, warpgroup_mma_wait
+from course_lib.kernels.gluon.parts import new_barriers, sum_by_thread
 from course_lib.kernels.latent.hopper_parts import (
     BOX,
     HALF,

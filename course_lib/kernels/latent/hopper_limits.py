@@ -1,12 +1,6 @@
 """What the Hopper kernel of latent decode asks of the machine and its inputs; no Gluon needed to ask."""
 
-from course_lib.kernels.hopper.limits import (
-    COPY_ENGINE_BYTES,
-    HOPPER_DTYPES,
-    Refusal,
-    machine_refusal,
-    stride_refusal,
-)
+from course_lib.kernels.gluon.limits import COPY_ENGINE_BYTES, HOPPER_DTYPES, Refusal, machine_refusal, stride_refusal
 
 VALUE_DIM, ROPE_DIM = 512, 64
 BLOCK_KEYS = 64

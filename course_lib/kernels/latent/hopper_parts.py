@@ -5,16 +5,8 @@ A block is 64 keys. Its rows lie in shared memory as two halves of the latent, [
 of the first chunk can begin while the others are on their way.
 """
 
-from course_lib.kernels.hopper.gluon_compat import (
-    fence_async_shared,
-    gl,
-    gluon,
-    mbarrier,
-    reinterpret,
-    warpgroup_mma,
-)
-from course_lib.kernels.hopper.operands import unknown
-from course_lib.kernels.hopper.parts import row_max, sum_by_thread
+from course_lib.kernels.gluon.names import fence_async_shared, gl, gluon, mbarrier, reinterpret, warpgroup_mma
+from course_lib.kernels.gluon.parts import row_max, sum_by_thread, unknown
 
 ROWS = gl.constexpr(64)  # of a tile of queries, and of a block of keys: what one warp group multiplies at a time
 HALF = gl.constexpr(256)  # columns of the output that a warp group holds

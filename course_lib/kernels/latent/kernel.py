@@ -21,10 +21,11 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.attention.parts import finish_rows
-from course_lib.kernels.latent.parts import attend_to_latents, load_latents, load_query_rows, whole_tiles
+from course_lib.kernels.common.pages import load_page_numbers, page_rows
+from course_lib.kernels.common.softmax import finish_rows
+from course_lib.kernels.common.splits import whole_tiles
+from course_lib.kernels.latent.parts import attend_to_latents, load_latents, load_query_rows
 from course_lib.kernels.latent.tiles import latent_compile_cases
-from course_lib.kernels.paged.rows import load_page_numbers, page_rows
 
 
 @triton.jit(do_not_specialize=("query_tokens", "heads"))

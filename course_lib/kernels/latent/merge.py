@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.attention.parts import LN_2
-from course_lib.kernels.softmax.merge import LOG2_E
+from course_lib.kernels.common.numbers import LN_2, LOG2_E
 
 VALUE_DIM = 512
 TILE_NUMBERS = 8192  # of a program: 64 registers of each of its 128 threads

@@ -7,18 +7,8 @@ them read the same latent, so a tile that was loaded serves 16 to 64 rows, and s
 import triton
 import triton.language as tl
 
-from course_lib.kernels.attention.parts import FLOAT32_PRECISION
-
-
-@triton.jit
-def whole_tiles(length, split, splits, BLOCK_N: tl.constexpr):
-    """The keys [begin, end) of one of `splits` parts of a sequence, which begin at a multiple of BLOCK_N.
-
-    So a tile never crosses a page that holds a multiple of BLOCK_N keys. The last parts are shorter, or empty.
-    """
-    keys_per_split = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N
-    begin = tl.minimum(split * keys_per_split, length)
-    return begin, tl.minimum(begin + keys_per_split, length)
+from course_lib.kernels.common.numbers import FLOAT32_PRECISION
+from course_lib.kernels.common.softmax import weigh
 
 
 @triton.jit
@@ -90,11 +80,7 @@ def attend_to_latents(query, latents, rotary_keys, last_seen, softmax_state, sca
         scores = scores_of(query, latents, rotary_keys, 0.5 * scale_log2)
     visible = tl.arange(0, latents.shape[0])[None, :] <= last_seen[:, None]  # [BLOCK_M, BLOCK_N]
     scores = tl.where(visible, scores, float("-inf"))  # [BLOCK_M, BLOCK_N]
-    new_max = tl.maximum(running_max, tl.max(scores, axis=1))  # [BLOCK_M]
-    # A row that has seen no key yet has the maximum -inf, and -inf - -inf is NaN: measure such a row from 0.
-    reference_max = tl.where(new_max == float("-inf"), 0.0, new_max)
-    weights = tl.exp2(scores - reference_max[:, None])  # [BLOCK_M, BLOCK_N]
-    rescale = tl.exp2(running_max - reference_max)  # [BLOCK_M], 1 where the maximum did not grow
+    new_max, weights, rescale = weigh(scores, running_max, 1.0, MASKED=True)
     weight_sums = weight_sums * rescale[:, None] + weights
     weights = weights.to(latents.dtype)
     accumulator = tl.dot(weights, latents, accumulator * rescale[:, None], input_precision=FLOAT32_PRECISION)

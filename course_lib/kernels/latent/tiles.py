@@ -15,8 +15,10 @@ import torch
 import triton
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.decode.splits import LEAST_KEYS_PER_SPLIT, MOST_SPLITS, multiprocessor_count
-from course_lib.kernels.decode.tiles import LEAST_ROWS, architecture_of
+from course_lib.kernels.common.machine import architecture_of, multiprocessor_count
+from course_lib.kernels.common.signatures import KINDS, signature_of
+from course_lib.kernels.decode.splits import LEAST_KEYS_PER_SPLIT, MOST_SPLITS
+from course_lib.kernels.decode.tiles import LEAST_ROWS
 
 MOST_ROWS = 64
 # In keys of 36 ns, in which a multiprocessor multiplies 64 rows by one: a program costs as much as 64 keys besides its
@@ -104,21 +106,18 @@ def latent_compile_cases(kernel) -> list[CompileCase]:
     cases = []
     for arch, dtype, value_dim, rope_dim, rows, page_size in wanted:
         tiles = latent_tiles(arch, dtype, value_dim, rows)
-        kind = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
-        types = {"query_pointer": f"*{kind}", "cache_pointer": f"*{kind}", "lengths_pointer": "*i32",
-                 "output_pointer": "*fp32", "lse_pointer": "*fp32", "scale_log2": "fp32"}  # fmt: skip
-        types |= dict.fromkeys(("query_batch_stride", "query_token_stride", "query_head_stride", "cache_stride",
-                                "row_stride", "query_tokens", "heads"), "i32")  # fmt: skip
+        kind = KINDS[dtype]
+        types: dict[str, str | None] = {"output_pointer": "*fp32"}
         blocks = {"VALUE_DIM": value_dim, "ROPE_DIM": rope_dim, "BLOCK_R": triton.next_power_of_2(rope_dim),
                   "PAGE_SIZE": page_size, "CAUSAL": True, **tiles.blocks()}  # fmt: skip
-        if page_size:
-            types |= {"tables_pointer": "*i32", "table_stride": "i32"}
-        else:
+        if not page_size:
+            types |= {"tables_pointer": None, "table_stride": None}
             blocks |= {"tables_pointer": None, "table_stride": 0}
         fast = arch >= 80 and dtype != torch.float32
         hopper = "wgmma" if tiles.query_rows == MOST_ROWS else "mma.sync"
         cases.append(CompileCase(
-            kernel, types, blocks, num_warps=tiles.warps, num_stages=tiles.stages, archs=(arch,),
+            kernel, signature_of(kernel, kind, **types), blocks, num_warps=tiles.warps, num_stages=tiles.stages,
+            archs=(arch,),
             # Triton 3.6 spills nothing; 3.9 up to 18 registers with pages and 64 rows, read back once in 64 keys.
             max_spill_bytes=(80 if page_size and tiles.query_rows == MOST_ROWS else 0) if fast else None,
             instruction=(hopper if arch == 90 else "mma.sync") if fast else None,

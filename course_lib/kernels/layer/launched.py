@@ -16,6 +16,7 @@ import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.hardware.device import interpreting
+from course_lib.kernels.common.checks import FLOAT_DTYPES, check_contiguous, check_tensor
 from course_lib.kernels.layer.stages import (
     DEPENDENT,
     NOTHING,
@@ -25,7 +26,6 @@ from course_lib.kernels.layer.stages import (
     logits_stage,
     project_stage,
 )
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_contiguous, check_tensor
 
 TILE_ELEMENTS = 16384  # of weights, in 16 bits 32 KB: 32 registers for each of 256 threads
 INTERPRETED_TILE_ELEMENTS = 65536  # fewer programs, since each costs the interpreter half a millisecond

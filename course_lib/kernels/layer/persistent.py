@@ -14,7 +14,7 @@ import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.hardware.device import interpreting
-from course_lib.kernels.decode.splits import multiprocessor_count
+from course_lib.kernels.common.machine import multiprocessor_count
 from course_lib.kernels.layer.launched import PARTS, TOKENS, WARPS, LayerState, LayerWeights, block_of, rows_of
 from course_lib.kernels.layer.stages import (
     BARRIER,

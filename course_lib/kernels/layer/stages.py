@@ -27,8 +27,10 @@ the one kernel; NVIDIA, CUDA C++ Programming Guide, Programmatic Dependent Launc
 import triton
 import triton.language as tl
 
+from course_lib.kernels.common.numbers import LOG2_E
+from course_lib.kernels.common.softmax import weigh
+
 NOTHING, DEPENDENT, BARRIER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -266,12 +268,9 @@ def attend_tile(
             new_keys, new_values = new_keys + keys, new_values + values  # 0 in one of them
         scores = tl.dot(query, tl.trans(new_keys), input_precision="ieee") * (scale * LOG2_E)  # [GROUP_ROWS, TOKENS]
         scores = tl.where(inside[None, :], scores, float("-inf"))
-        larger = tl.maximum(maximum, tl.max(scores, axis=1))
-        shrink = tl.exp2(maximum - larger)
-        weights = tl.exp2(scores - larger[:, None])
-        total = total * shrink + tl.sum(weights, axis=1)
-        sums = sums * shrink[:, None] + tl.dot(weights.to(values.dtype), new_values, input_precision="ieee")
-        maximum = larger
+        maximum, weights, rescale = weigh(scores, maximum, 1.0, MASKED=False)
+        total = total * rescale + tl.sum(weights, axis=1)
+        sums = sums * rescale[:, None] + tl.dot(weights.to(values.dtype), new_values, input_precision="ieee")
     rows_of_parts = tile * GROUP + member  # [GROUP_ROWS]
     filled = total > 0.0  # a part without tokens has the sums 0 and the log-sum -inf
     partial_tile = partial_pointer + rows_of_parts[:, None] * HEAD_DIM + element[None, :]

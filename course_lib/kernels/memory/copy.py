@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.memory.checks import check_contiguous, check_tensor, integer_view, output_like
+from course_lib.kernels.common.checks import check_contiguous, check_tensor, integer_view, output_like
 
 BLOCK_BYTES = 4096  # one 16-byte load a thread and a tensor
 NUM_WARPS = 8

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.hardware.roofline import Work
-from course_lib.kernels.memory.checks import check_contiguous, check_tensor, output_like
+from course_lib.kernels.common.checks import check_contiguous, check_tensor, output_like
 
 BLOCK = 1024
 NUM_WARPS = 2  # 16 values a thread: independent chains that hide a multiply-add's latency and share the loop's cost

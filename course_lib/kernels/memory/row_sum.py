@@ -20,7 +20,7 @@ import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.hardware.device import machine
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_tensor
+from course_lib.kernels.common.checks import FLOAT_DTYPES, check_tensor
 
 TILE_ELEMENTS = 2048
 TALL_TILE_ROWS = 128

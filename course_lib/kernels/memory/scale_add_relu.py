@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_alike, check_contiguous, check_tensor, output_like
+from course_lib.kernels.common.checks import FLOAT_DTYPES, check_alike, check_contiguous, check_tensor, output_like
 
 BLOCK_BYTES = 4096  # one 16-byte load a thread and a tensor
 NUM_WARPS = 8

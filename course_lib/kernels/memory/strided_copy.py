@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.memory.checks import check_tensor, integer_view, output_like
+from course_lib.kernels.common.checks import check_tensor, integer_view, output_like
 
 BLOCK = 1024
 NUM_WARPS = 4

@@ -14,32 +14,25 @@ numbers of 16 bits.
 Source: Kwon et al., PagedAttention, arXiv 2309.06180; Dao et al., Flash-Decoding for long-context inference, 2023.
 """
 
-import math
-
 import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.attention.parts import LOG2_E
-from course_lib.kernels.decode.checks import (
+from course_lib.kernels.common.cache_checks import (
     check_indices,
     check_output,
     check_query_and_cache,
     check_splits,
     check_tables,
 )
+from course_lib.kernels.common.pages import load_page_numbers, page_rows
+from course_lib.kernels.common.softmax import scale_in_log2
+from course_lib.kernels.common.splits import split_keys
 from course_lib.kernels.decode.combine import finish_split
-from course_lib.kernels.decode.parts import (
-    DECODE_SIZES,
-    attend_to_tile,
-    load_queries,
-    packed_heads,
-    split_keys,
-)
+from course_lib.kernels.decode.parts import DECODE_SIZES, attend_to_tile, load_queries, packed_heads
 from course_lib.kernels.decode.tiles import decode_compile_cases, decode_settings
 from course_lib.kernels.decode.workspace import prepare_step
 from course_lib.kernels.paged.prefill import PAGE_DIMENSIONS, paged_prefill_attention
-from course_lib.kernels.paged.rows import load_page_numbers, page_rows
 
 __all__ = ["paged_decode_attention", "paged_prefill_attention"]
 
@@ -150,7 +143,7 @@ def paged_decode_attention(
         query, key_pages, value_pages, block_tables, lengths, output, lse, *parts,
         *query.stride()[:2], *key_pages.stride()[:3], *value_pages.stride()[:3], block_tables.stride(0),
         *output.stride()[:2], query_heads, query_heads // key_heads,
-        LOG2_E * (1 / math.sqrt(head_dim) if scale is None else scale), PAGE_SIZE=page_size,
+        scale_in_log2(scale, head_dim), PAGE_SIZE=page_size,
         SAME_STRIDES=key_pages.stride() == value_pages.stride(), **decode_settings(query, key_heads, plan.tiles),
     )  # fmt: skip
     return (output, lse) if return_lse else output
@@ -158,6 +151,4 @@ def paged_decode_attention(
 
 def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate, at page size 16."""
-    types = {f"{matrix}{part}_stride": "i32" for matrix in ("key", "value") for part in ("_page", "_head", "")}
-    return decode_compile_cases(paged_decode_kernel, types | {"tables_pointer": "*i32", "table_stride": "i32"},
-                                {"PAGE_SIZE": 16})  # fmt: skip
+    return decode_compile_cases(paged_decode_kernel, PAGE_SIZE=16)

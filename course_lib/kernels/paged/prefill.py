@@ -9,29 +9,25 @@ FLOPs: 4 · query_heads · head_dim per visible pair of query and key. Bytes: ke
 Source: Kwon et al., PagedAttention, arXiv 2309.06180; Dao, FlashAttention-2, arXiv 2307.08691.
 """
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.attention.parts import (
-    FLOAT32_PRECISION,
-    LOG2_E,
-    finish_rows,
-    online_softmax_update,
-)
-from course_lib.kernels.decode.checks import (
+from course_lib.kernels.common.cache_checks import (
     check_indices,
     check_output,
     check_query_and_cache,
     check_query_starts,
     check_tables,
 )
+from course_lib.kernels.common.machine import architecture_of
+from course_lib.kernels.common.numbers import FLOAT32_PRECISION
+from course_lib.kernels.common.pages import load_page_numbers, page_rows
+from course_lib.kernels.common.signatures import signature_of
+from course_lib.kernels.common.softmax import finish_rows, scale_in_log2, weigh
 from course_lib.kernels.decode.parts import load_cache_rows
-from course_lib.kernels.decode.tiles import architecture_of, prefill_tiles
-from course_lib.kernels.paged.rows import load_page_numbers, page_rows
+from course_lib.kernels.decode.tiles import prefill_tiles
 
 PAGE_DIMENSIONS = "[pages, key_heads, page_size, head_dim]"
 
@@ -71,9 +67,9 @@ def attend_pages(
         if MASKED:
             sees = inside[None, :] & (positions[None, :] <= query_positions[:, None])
             scores = tl.where(sees, scores, float("-inf"))
-        weights, running_max, running_sum, accumulator = online_softmax_update(
-            scores, running_max, running_sum, accumulator, scale_log2, MASKED
-        )
+        running_max, weights, rescale = weigh(scores, running_max, scale_log2, MASKED)
+        running_sum = running_sum * rescale + tl.sum(weights, axis=1)
+        accumulator = accumulator * rescale[:, None]
         value_rows = value_pointer + page_rows(pages, positions, value_page_stride, value_stride, PAGE_SIZE)
         value_tile = load_cache_rows(value_rows, inside, HEAD_DIM, BLOCK_D)  # [BLOCK_N, BLOCK_D]
         weights = weights.to(value_tile.dtype)
@@ -222,7 +218,7 @@ def paged_prefill_attention(
         query, key_pages, value_pages, block_tables, query_starts, lengths, output, lse,
         *query.stride()[:2], *key_pages.stride()[:3], *value_pages.stride()[:3], block_tables.stride(0),
         *output.stride()[:2], query_heads, group, tokens_per_tile,
-        LOG2_E * (1 / math.sqrt(head_dim) if scale is None else scale),
+        scale_in_log2(scale, head_dim),
         HEAD_DIM=head_dim, BLOCK_D=block_d, PAGE_SIZE=page_size, **tiles.settings(),
     )  # fmt: skip
     return (output, lse) if return_lse else output
@@ -234,13 +230,8 @@ def compile_cases() -> list[CompileCase]:
     for arch, head_dim in [(80, 64), (80, 128), (80, 256), (86, 128), (89, 128), (90, 64), (90, 128), (90, 256),
                            (100, 128), (120, 128)]:  # fmt: skip
         tiles = prefill_tiles(arch, torch.bfloat16, head_dim)
-        types = {f"{matrix}_pointer": "*bf16" for matrix in ("query", "key", "value", "output")}
-        types |= {f"{index}_pointer": "*i32" for index in ("tables", "starts", "lengths")} | {"lse_pointer": "*fp32"}
-        types |= {f"{matrix}{part}_stride": "i32" for matrix in ("query", "output") for part in ("", "_head")}
-        types |= {f"{matrix}{part}_stride": "i32" for matrix in ("key", "value") for part in ("", "_head", "_page")}
-        types |= dict.fromkeys(("table_stride", "query_heads", "heads_per_key_head", "tokens_per_tile"), "i32")
         cases.append(CompileCase(
-            paged_prefill_kernel, types | {"scale_log2": "fp32"},
+            paged_prefill_kernel, signature_of(paged_prefill_kernel, "bf16"),
             {"HEAD_DIM": head_dim, "BLOCK_D": head_dim, "PAGE_SIZE": 16, **tiles.blocks()}, archs=(arch,),
             num_warps=tiles.warps, num_stages=tiles.stages, max_spill_bytes=0,
             instruction={80: "mma.sync", 89: "mma.sync", 90: "wgmma"}, label=f"bf16 {head_dim} {tuple(tiles)}",

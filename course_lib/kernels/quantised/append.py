@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
+from course_lib.kernels.common.cache_checks import check_indices, check_tables
+from course_lib.kernels.common.checks import FLOAT_DTYPES, check_rows, check_same, check_tensor
 from course_lib.kernels.decode.append import ROWS_PER_PROGRAM, check_positions, check_slots
-from course_lib.kernels.decode.checks import check_indices, check_rows, check_same, check_tables
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_tensor
 from course_lib.kernels.quantised import formats
 from course_lib.kernels.quantised.checks import check_head_dim, check_int4_cache, check_scale_values, check_scales
 from course_lib.kernels.quantised.formats import check_finite

@@ -2,9 +2,15 @@
 
 import torch
 
-from course_lib.kernels.attention.checks import check_runnable, check_window_and_scale
-from course_lib.kernels.decode.checks import check_dimensions, check_query_and_cache, check_rows
-from course_lib.kernels.memory.checks import check_contiguous, check_tensor
+from course_lib.kernels.common.attention_checks import check_window_and_scale
+from course_lib.kernels.common.cache_checks import check_query_and_cache
+from course_lib.kernels.common.checks import (
+    check_contiguous,
+    check_dimensions,
+    check_rows,
+    check_runnable,
+    check_tensor,
+)
 from course_lib.kernels.quantised.formats import GROUP, GROUP_DTYPE, Int4Cache
 from course_lib.kernels.quantised.tiles import HEAD_DIMS
 

@@ -24,7 +24,7 @@ import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.hardware.device import interpreting
-from course_lib.kernels.attention.checks import check_attention_inputs
+from course_lib.kernels.common.attention_checks import check_attention_inputs
 
 E4M3_MAX = tl.constexpr(448.0)
 HOPPER_CAPABILITY = (9, 0)

@@ -20,22 +20,29 @@ arXiv 2209.05433.
 """
 
 import functools
-import math
 
 import torch
 import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.attention.parts import FLOAT32_PRECISION, LOG2_E
-from course_lib.kernels.decode.checks import check_indices, check_lengths, check_output, check_splits, check_tables
+from course_lib.kernels.common.cache_checks import (
+    check_indices,
+    check_lengths,
+    check_output,
+    check_splits,
+    check_tables,
+)
+from course_lib.kernels.common.numbers import FLOAT32_PRECISION
+from course_lib.kernels.common.pages import load_page_numbers, page_rows
+from course_lib.kernels.common.softmax import scale_in_log2, weigh
+from course_lib.kernels.common.splits import split_keys
 from course_lib.kernels.decode.combine import finish_split
-from course_lib.kernels.decode.parts import DECODE_SIZES, load_cache_rows, load_queries, packed_heads, split_keys
+from course_lib.kernels.decode.parts import DECODE_SIZES, load_cache_rows, load_queries, packed_heads
 from course_lib.kernels.decode.tiles import group_rows
 from course_lib.kernels.decode.workspace import prepare_step
-from course_lib.kernels.paged.rows import load_page_numbers, page_rows
 from course_lib.kernels.quantised.checks import check_fp8_caches, check_scale_values, check_scales
-from course_lib.kernels.quantised.parts import e4m3_numbers, normalised_queries, weigh
+from course_lib.kernels.quantised.parts import e4m3_numbers, normalised_queries
 from course_lib.kernels.quantised.tiles import NATIVE_E4M3, fp8_cuts, fp8_plan, native_e4m3, quantised_compile_cases
 
 # The largest weight of a tile, as a power of 2: float16 ends at 2^16, and keeps all digits down to 2^-14. So only
@@ -144,7 +151,8 @@ def fp8_decode_kernel(
         if KEY_SCALES_BY_PAGE:
             scores *= page_key_scales[None, :]
         scores = tl.where(inside[None, :], scores, float("-inf"))  # [BLOCK_M, BLOCK_N]
-        weights, running_max, weight_sums, rescale = weigh(scores, running_max, weight_sums, LARGEST_WEIGHT)
+        running_max, weights, rescale = weigh(scores, running_max, 1.0, MASKED=True, EXPONENT=LARGEST_WEIGHT)
+        weight_sums = weight_sums * rescale[:, None] + weights
         if VALUE_SCALES_BY_PAGE:
             # The accumulator is kept in the largest scale so far, as it is in the largest weight: no weight grows.
             new_unit = tl.maximum(value_unit, tl.max(page_value_scales, axis=0))
@@ -292,7 +300,7 @@ def launch(query, keys, values, tables, lengths, longest, key_scales, value_scal
         query, keys, values, key_scales, value_scales, tables, lengths, output, lse, *parts, *query.stride()[:2],
         *keys.stride()[:3], *values.stride()[:3], *scale_strides, 0 if tables is None else tables.stride(0),
         *output.stride()[:2], query_heads, query_heads // key_heads,
-        LOG2_E * (1 / math.sqrt(head_dim) if scale is None else scale), HEAD_DIM=head_dim,
+        scale_in_log2(scale, head_dim), HEAD_DIM=head_dim,
         PAGE_SIZE=0 if tables is None else keys.shape[2], GROUP_ROWS=group_rows(query_heads // key_heads, plan.tiles),
         SAME_STRIDES=same_strides,
         KEY_SCALES_BY_PAGE=tables is not None and key_scales.dim() == 2,
@@ -321,9 +329,7 @@ def compile_cases() -> list[CompileCase]:
 
     def types(case):
         codes = "*fp8e4nv" if case[0] >= NATIVE_E4M3 else "*i8"
-        return ({"key_pointer": codes, "value_pointer": "*i32", "key_scales": "*fp32", "value_scales": "*fp32"}
-                | {f"{matrix}{part}_stride": "i32" for matrix in ("key", "value")
-                   for part in ("_block", "_head", "", "_scale_block", "_scale_head")})  # fmt: skip
+        return {"key_pointer": codes, "value_pointer": "*i32", "key_scales": "*fp32", "value_scales": "*fp32"}
 
     return [
         case

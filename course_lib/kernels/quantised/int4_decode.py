@@ -22,23 +22,29 @@ keys are done. Scales are asked for one tile ahead.
 Source: Liu et al., KIVI, arXiv 2402.02750; Dao et al., Flash-Decoding for long-context inference, 2023.
 """
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.attention.parts import FLOAT32_PRECISION, LOG2_E
-from course_lib.kernels.decode.checks import check_indices, check_lengths, check_output, check_splits, check_tables
+from course_lib.kernels.common.cache_checks import (
+    check_indices,
+    check_lengths,
+    check_output,
+    check_splits,
+    check_tables,
+)
+from course_lib.kernels.common.machine import architecture_of
+from course_lib.kernels.common.numbers import FLOAT32_PRECISION
+from course_lib.kernels.common.softmax import scale_in_log2, weigh
+from course_lib.kernels.common.splits import whole_tiles
 from course_lib.kernels.decode.combine import finish_split
 from course_lib.kernels.decode.parts import DECODE_SIZES, load_queries, packed_heads
-from course_lib.kernels.decode.tiles import architecture_of, group_rows
+from course_lib.kernels.decode.tiles import group_rows
 from course_lib.kernels.decode.workspace import prepare_step
-from course_lib.kernels.latent.parts import whole_tiles
 from course_lib.kernels.quantised import formats
 from course_lib.kernels.quantised.checks import check_int4_cache, check_int4_query
-from course_lib.kernels.quantised.parts import block_number, int4_numbers, normalised_queries, weigh
+from course_lib.kernels.quantised.parts import block_number, int4_numbers, normalised_queries
 from course_lib.kernels.quantised.tiles import int4_cuts, int4_plan, quantised_compile_cases
 
 GROUP = tl.constexpr(formats.GROUP)
@@ -154,9 +160,8 @@ def int4_decode_kernel(
     scores = key_products(quarters(query), keys, query.dtype) * scale_log2
     scores = tl.where(waiting[None, :], scores, float("-inf"))  # [BLOCK_M, 64]
     nothing = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    weights, running_max, weight_sums, rescale = weigh(
-        scores, nothing, tl.zeros([BLOCK_M, GROUP], tl.float32), LARGEST_WEIGHT
-    )
+    running_max, weights, rescale = weigh(scores, nothing, 1.0, MASKED=True, EXPONENT=LARGEST_WEIGHT)
+    weight_sums = tl.zeros([BLOCK_M, GROUP], tl.float32) * rescale[:, None] + weights
     empty = tl.zeros([BLOCK_M, WORDS], tl.float32)
     values = load_quarters(value_window + window, waiting[:, None])
     totals = add_values((empty, empty, empty, empty), weights, values, rescale, query.dtype)
@@ -184,7 +189,8 @@ def int4_decode_kernel(
         words = tl.load(key_codes + codes, eviction_policy="evict_first")
         key_tiles = int4_numbers(words, four_of(by_channel[0]), halved(four_of(by_channel[1])), dtype, ASSEMBLY)
         scores = key_products(query, key_tiles, dtype) * score_scale
-        weights, running_max, weight_sums, rescale = weigh(scores, running_max, weight_sums, LARGEST_WEIGHT)
+        running_max, weights, rescale = weigh(scores, running_max, 1.0, MASKED=True, EXPONENT=LARGEST_WEIGHT)
+        weight_sums = weight_sums * rescale[:, None] + weights
         words = tl.load(value_codes + codes, eviction_policy="evict_first")
         scale, middle = by_token[0], by_token[1] * 0.5
         value_tiles = int4_numbers(
@@ -299,7 +305,7 @@ def launch(query, cache, tables, lengths, longest, scale, splits, return_lse, ou
     int4_decode_kernel[(plan.programs, plan.splits, query.shape[0])](
         query, *in_words(cache), tables, lengths, output, lse, *parts, *query.stride()[:2],
         0 if tables is None else tables.stride(0), *output.stride()[:2], longest // formats.GROUP, query_heads,
-        query_heads // key_heads, LOG2_E * (1 / math.sqrt(head_dim) if scale is None else scale), HEAD_DIM=head_dim,
+        query_heads // key_heads, scale_in_log2(scale, head_dim), HEAD_DIM=head_dim,
         PAGED=tables is not None, GROUP_ROWS=group_rows(query_heads // key_heads, plan.tiles),
         ASSEMBLY=architecture_of(query.device) is not None, **plan.tiles.settings(),
     )  # fmt: skip
@@ -324,7 +330,7 @@ def compile_cases() -> list[CompileCase]:
 
     def types(case):
         window = "*fp16" if case[3] == torch.float16 else "*bf16"
-        return ({f"{side}_codes": "*i16" for side in ("key", "value")} | {"blocks": "i32"}
+        return ({f"{side}_codes": "*i16" for side in ("key", "value")}
                 | {f"{side}_{part}": kind for side, kind in (("key", "*i64"), ("value", "*fp16"))
                    for part in ("scales", "middles")}
                 | {f"{side}_window": window for side in ("key", "value")})  # fmt: skip

@@ -1,4 +1,4 @@
-"""The parts that kernels over quantised caches are made of: codes to numbers and back, and one step of the softmax.
+"""The parts that kernels over quantised caches are made of: codes to numbers and back.
 
 e4m3 is a short float16: sign, 4 bits of exponent instead of 5, 3 of mantissa instead of 10. Its bits put where those of
 float16 are, with zeros below, make a number that is too small by the biases' difference, 2^(15 - 7): subnormal numbers
@@ -161,22 +161,3 @@ def int4_codes(numbers, scales, middles):
     steps = tl.div_rn(numbers - middles.to(tl.float32), tl.where(scales == 0.0, 1.0, scales))
     steps = tl.where(scales == 0.0, 0.0, tl.minimum(tl.maximum(steps, LOWEST_CODE), HIGHEST_CODE))
     return (((steps + ROUNDING) - ROUNDING).to(tl.int32) & 15).to(tl.uint8)
-
-
-# ------------------------------------------------------------------------------------------------------- the softmax
-
-
-@triton.jit
-def weigh(scores, running_max, weight_sums, LARGEST: tl.constexpr):
-    """One step of the online softmax, for scores [BLOCK_M, BLOCK_N] in units of log 2, -inf where there is no key.
-
-    Returns the weights, up to 2^LARGEST; the new running_max [BLOCK_M], which lies LARGEST below the largest score for
-    that; the weight_sums [BLOCK_M, BLOCK_N], one for each column as in `attend_to_tile`; and what accumulators must be
-    multiplied by [BLOCK_M].
-    """
-    new_max = tl.maximum(running_max, tl.max(scores, axis=1) - LARGEST)
-    # Scores may all be -inf, and -inf - -inf is NaN: measure such a row from 0.
-    reference_max = tl.where(new_max == float("-inf"), 0.0, new_max)
-    weights = tl.exp2(scores - reference_max[:, None])  # [BLOCK_M, BLOCK_N]
-    rescale = tl.exp2(running_max - reference_max)  # [BLOCK_M]
-    return weights, new_max, weight_sums * rescale[:, None] + weights, rescale

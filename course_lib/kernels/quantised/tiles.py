@@ -20,17 +20,10 @@ import triton
 
 from course_lib.hardware.compiler.architectures import ARCHITECTURES
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.attention.tiles import SHARED_MEMORY_RESERVE, Tiles
-from course_lib.kernels.decode.splits import multiprocessor_count
-from course_lib.kernels.decode.tiles import (
-    INTERPRETED_KEYS,
-    LEAST_ROWS,
-    Cut,
-    DecodePlan,
-    architecture_of,
-    cheapest_of,
-    group_rows,
-)
+from course_lib.kernels.common.machine import architecture_of, multiprocessor_count
+from course_lib.kernels.common.signatures import KINDS, signature_of
+from course_lib.kernels.common.tiles import SHARED_MEMORY_RESERVE, Tiles
+from course_lib.kernels.decode.tiles import INTERPRETED_KEYS, LEAST_ROWS, Cut, DecodePlan, cheapest_of, group_rows
 from course_lib.kernels.quantised.formats import GROUP
 
 NATIVE_E4M3 = 89  # the first architecture that converts it by an instruction
@@ -117,15 +110,10 @@ def quantised_compile_cases(kernel, cuts_of, types, constexprs, wanted, slow) ->
     every_cut = [(case, cut.tiles) for case in wanted + slow for cut in cuts_of(case[0], case[3], *case[1:3])]
     for case, tiles in every_cut:
         arch, head_dim, group, dtype = case
-        kind = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
-        floats = dict.fromkeys(("lse_pointer", "partial_outputs", "partial_lses"), "*fp32") | {"scale_log2": "fp32"}
-        ends = {"query_pointer": f"*{kind}", "output_pointer": f"*{kind}"}
-        indices = {"tables_pointer": "*i32", "lengths_pointer": "*i32", "arrivals": "*i32"}
-        sizes = dict.fromkeys(("query_heads", "heads_per_key_head", "table_stride"), "i32")
-        strides = {f"{matrix}{part}_stride": "i32" for matrix in ("query", "output") for part in ("_batch", "_head")}
+        kind = KINDS[dtype]
         fast = case in wanted
         cases.append(CompileCase(
-            kernel, floats | ends | indices | sizes | strides | types(case),
+            kernel, signature_of(kernel, kind, **types(case)),
             {"HEAD_DIM": head_dim, "GROUP_ROWS": group_rows(group, tiles), **tiles.blocks(), **constexprs(case)},
             num_warps=tiles.warps, num_stages=tiles.stages, archs=(arch,),
             # Two numbers of each thread, written before the loop for the merge after it.

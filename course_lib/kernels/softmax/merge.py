@@ -10,15 +10,13 @@ HEAD_DIM and one number per part and query head; written: one row.
 import triton
 import triton.language as tl
 
-from course_lib.kernels.attention import parts as attention_parts
-from course_lib.kernels.attention.parts import LN_2
+from course_lib.kernels.common.numbers import LN_2, LOG2_E
 
 # Parts in a step of the loop, and the shared memory for steps whose loads are on their way while one is at work.
 PARTS_PER_STEP = tl.constexpr(4)
 MERGE_BYTES = tl.constexpr(32768)
 MOST_STAGES = tl.constexpr(5)
 MOST_ELEMENTS = tl.constexpr(2048)  # of a part that registers hold several of
-LOG2_E = tl.constexpr(attention_parts.LOG2_E)
 
 
 @triton.jit

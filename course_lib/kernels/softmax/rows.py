@@ -21,9 +21,9 @@ import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.hardware.device import interpreting
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, as_rows, check_tensor
+from course_lib.kernels.common.checks import FLOAT_DTYPES, as_rows, check_tensor
+from course_lib.kernels.common.numbers import LARGEST_GROUP, LOG2_E
 
-LOG2_E = tl.constexpr(1.4426950408889634)  # exp(x) = 2^(x·log2 e): the hardware has exp2
 METHODS = ("auto", "three_pass", "online", "one_pass")
 ONE_PASS_COLUMNS = 65536  # 64 elements for each of 1024 threads: still in registers
 # Of wider float32 rows only one fits a multiprocessor at a time, which then waits for memory, computes, and waits
@@ -33,7 +33,6 @@ PACKED_COLUMNS = 32768  # 16-bit rows from here on stay in registers as 16 bits
 PACKED_WARPS, PACKED_REGISTERS = {32768: 8, 65536: 16}, 128  # two programs on a multiprocessor, then one
 TILE_COLUMNS, TILE_WARPS = 8192, 32  # of the methods that go over a row more than once
 TILE_ELEMENTS = 2048  # one_pass takes several short rows into one tile of this size
-LARGEST_GROUP = 8  # 16 bytes of a 16-bit type
 
 
 def softmax_reference(x: torch.Tensor) -> torch.Tensor:

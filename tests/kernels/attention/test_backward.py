@@ -14,7 +14,7 @@ from course_lib.kernels.attention.backward_rows import delta_of_rows
 from course_lib.kernels.attention.backward_tiles import BackwardTiles
 from course_lib.kernels.attention.flash import flash_attention
 from course_lib.kernels.attention.reference import attention_reference
-from course_lib.kernels.attention.tiles import Tiles
+from course_lib.kernels.common.tiles import Tiles
 from tests.kernels.rounding import largest_error, rounded_otherwise
 
 pytestmark = pytest.mark.skipif(not interpreting(), reason="small shapes for the interpreter; tests/gpu has the others")

@@ -7,9 +7,9 @@ from torch.autograd.gradcheck import GradcheckError
 from course_lib.hardware.device import interpreting
 from course_lib.kernels.attention.autograd import with_gradient
 from course_lib.kernels.attention.backward import flash_attention_backward
-from course_lib.kernels.attention.dispatch import attention, choose_backward
+from course_lib.kernels.attention.dispatch import choose_backward
 from course_lib.kernels.attention.flash import flash_attention
-from course_lib.kernels.attention.operator import attention_operator
+from course_lib.kernels.attention.operator import attention, attention_operator
 from course_lib.kernels.attention.reference import attention_reference
 
 pytestmark = pytest.mark.skipif(not interpreting(), reason="small shapes for the interpreter; tests/gpu has the others")

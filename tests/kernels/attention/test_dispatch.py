@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from course_lib.hardware.device import interpreting
-from course_lib.kernels.attention.dispatch import attention, choose
+from course_lib.kernels.attention.dispatch import choose
+from course_lib.kernels.attention.operator import attention
 from course_lib.kernels.attention.reference import attention_reference
-from course_lib.kernels.hopper import limits as hopper_limits
-from course_lib.kernels.hopper.limits import gpu_refusal, hopper_refusal, input_refusal, missing_gluon
+from course_lib.kernels.gluon import limits as gluon_limits
+from course_lib.kernels.gluon.limits import gpu_refusal, missing_gluon
+from course_lib.kernels.hopper.limits import hopper_refusal, input_refusal
 
 needs_interpreter = pytest.mark.skipif(not interpreting(), reason="about a machine on which kernels are interpreted")
 
@@ -82,7 +84,7 @@ def test_a_triton_without_gluon_is_a_reason_and_no_crash(gpu, monkeypatch):
     for module in [name for name in sys.modules if name.startswith("triton.experimental.gluon")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
-    monkeypatch.delitem(sys.modules, "course_lib.kernels.hopper.gluon_compat", raising=False)
+    monkeypatch.delitem(sys.modules, "course_lib.kernels.gluon.names", raising=False)
     assert "lacks a part of Gluon" in missing_gluon()
     error, reason = gpu_refusal(gpu((9, 0), "NVIDIA H200"))
     assert error is RuntimeError and "install Triton" in reason
@@ -92,12 +94,12 @@ def test_a_triton_whose_gluon_lacks_a_name_is_a_reason(monkeypatch):
     from triton.experimental.gluon.language.nvidia.hopper import tma
 
     monkeypatch.delattr(tma, "store_wait")
-    monkeypatch.delitem(sys.modules, "course_lib.kernels.hopper.gluon_compat", raising=False)
+    monkeypatch.delitem(sys.modules, "course_lib.kernels.gluon.names", raising=False)
     assert "store_wait" in missing_gluon()
 
 
 def test_the_machine_is_asked_before_the_inputs(monkeypatch):
-    monkeypatch.setattr(hopper_limits, "interpreting", lambda: True)
+    monkeypatch.setattr(gluon_limits, "interpreting", lambda: True)
     assert hopper_refusal(*inputs(dtype=torch.float32)).error is RuntimeError
 
 

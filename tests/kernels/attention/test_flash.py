@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from course_lib.hardware.device import interpreting
 from course_lib.kernels.attention.flash import flash_attention
 from course_lib.kernels.attention.reference import attention_reference, visible_keys
-from course_lib.kernels.attention.tiles import Tiles, candidate_tiles
+from course_lib.kernels.attention.tiles import candidate_tiles
+from course_lib.kernels.common.tiles import Tiles
 from tests.kernels.rounding import largest_error, rounded_otherwise
 
 pytestmark = pytest.mark.skipif(not interpreting(), reason="small shapes for the interpreter; tests/gpu has the others")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from course_lib.kernels.hopper.limits import machine_refusal
+from course_lib.kernels.gluon.limits import machine_refusal
 from course_lib.kernels.latent.hopper import estimated_microseconds, latent_decode_hopper, latent_splits
 from course_lib.kernels.latent.hopper_limits import latent_input_refusal
 

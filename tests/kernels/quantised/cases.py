@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from course_lib.kernels.attention.parts import LOG2_E
+from course_lib.kernels.common.numbers import LOG2_E
 from course_lib.kernels.quantised.formats import GROUP, unpack_int4
 from course_lib.kernels.quantised.reference import of_blocks, sequence_blocks
 
@@ -63,7 +63,8 @@ def folded_results(query, cache, lengths, tables, scale):
     all else is float32. A list, for that rounding falls otherwise where the query was multiplied by something before.
     """
     return [
-        folded_once(query, cache, lengths, tables, scale, factor) for factor in (1.0, 1.1, 1.2, 1.3, LOG2_E * scale)
+        folded_once(query, cache, lengths, tables, scale, factor)
+        for factor in (1.0, 1.1, 1.2, 1.3, LOG2_E.value * scale)
     ]
 
 

@@ -8,38 +8,10 @@ import math
 
 import torch
 
-from course_lib.kernels.attention.checks import MAX_HEAD_DIM, MIN_HEAD_DIM, check_runnable
-from course_lib.kernels.memory.checks import check_tensor
+from course_lib.kernels.common.attention_checks import MAX_HEAD_DIM, MIN_HEAD_DIM
+from course_lib.kernels.common.checks import check_dimensions, check_rows, check_runnable, check_same, check_tensor
 
 INDEX_DTYPES = (torch.int32, torch.int64)
-
-
-def check_dimensions(name: str, tensor, dimensions: str, empty_allowed: bool = False) -> None:
-    """Raise a ValueError unless it is a tensor of the dimensions that e.g. "[batch, heads]" names."""
-    if not isinstance(tensor, torch.Tensor):
-        raise ValueError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor.")
-    if tensor.dim() != dimensions.count(",") + 1:
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {dimensions}.")
-    if not empty_allowed and tensor.numel() == 0:
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, which is empty; no dimension may be 0.")
-
-
-def check_rows(name: str, tensor, dimensions: str, empty_allowed: bool = False) -> None:
-    """`check_dimensions` for tensors whose last dimension the kernels read as a contiguous row."""
-    check_dimensions(name, tensor, dimensions, empty_allowed)
-    if tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
-        raise ValueError(
-            f"{name} has stride {tensor.stride(-1)} in its last dimension; the head dimension must be contiguous "
-            f"(stride 1). Call {name}.contiguous() first."
-        )
-
-
-def check_same(name: str, tensor, other_name: str, other, **differing) -> None:
-    """Raise a ValueError unless dtype, device and the given pairs (what=(given, wanted)) agree."""
-    pairs = {"dtype": (tensor.dtype, other.dtype), "device": (tensor.device, other.device), **differing}
-    for what, (given, wanted) in pairs.items():
-        if given != wanted:
-            raise ValueError(f"{name} has {what.replace('_', ' ')} {given}; it must be that of {other_name}, {wanted}.")
 
 
 def check_indices(name: str, tensor, dimensions: str, shape: tuple, device) -> None:

@@ -1,10 +1,11 @@
-"""What the memory kernels of chapter 01 ask of their arguments, and the sentences that say so."""
+"""What kernels ask of any tensor, and the sentences that they answer with when one does not comply."""
 
 import torch
 
 from course_lib.hardware.device import interpreting
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+BFLOAT16_CAPABILITY = (8, 0)
 
 
 def check_tensor(name: str, tensor, dtypes=None) -> None:
@@ -27,6 +28,36 @@ def check_tensor(name: str, tensor, dtypes=None) -> None:
         )
 
 
+def check_runnable(name, tensor):
+    """Raise a ValueError unless Triton can compute here with a tensor of this dtype and device."""
+    check_tensor(name, tensor, FLOAT_DTYPES)
+    if tensor.dtype == torch.bfloat16 and torch.cuda.get_device_capability(tensor.device) < BFLOAT16_CAPABILITY:
+        raise ValueError(
+            f"{name} has dtype torch.bfloat16, which {torch.cuda.get_device_name(tensor.device)} has no arithmetic for "
+            "(that takes compute capability 8.0); use torch.float16."
+        )
+
+
+def check_dimensions(name: str, tensor, dimensions: str, empty_allowed: bool = False) -> None:
+    """Raise a ValueError unless it is a tensor of the dimensions that e.g. "[batch, heads]" names."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor.")
+    if tensor.dim() != dimensions.count(",") + 1:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {dimensions}.")
+    if not empty_allowed and tensor.numel() == 0:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, which is empty; no dimension may be 0.")
+
+
+def check_rows(name: str, tensor, dimensions: str, empty_allowed: bool = False) -> None:
+    """`check_dimensions` for tensors whose last dimension the kernels read as a contiguous row."""
+    check_dimensions(name, tensor, dimensions, empty_allowed)
+    if tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
+        raise ValueError(
+            f"{name} has stride {tensor.stride(-1)} in its last dimension; the head dimension must be contiguous "
+            f"(stride 1). Call {name}.contiguous() first."
+        )
+
+
 def check_contiguous(name: str, tensor: torch.Tensor) -> None:
     if not tensor.is_contiguous():
         raise ValueError(
@@ -42,6 +73,14 @@ def check_alike(name: str, tensor: torch.Tensor, other_name: str, other: torch.T
         if given != wanted:
             given, wanted = (tuple(given), tuple(wanted)) if what == "shape" else (given, wanted)
             raise ValueError(f"{name} has {what} {given}; it must be that of {other_name}, {wanted}.")
+
+
+def check_same(name: str, tensor, other_name: str, other, **differing) -> None:
+    """Raise a ValueError unless dtype, device and the given pairs (what=(given, wanted)) agree."""
+    pairs = {"dtype": (tensor.dtype, other.dtype), "device": (tensor.device, other.device), **differing}
+    for what, (given, wanted) in pairs.items():
+        if given != wanted:
+            raise ValueError(f"{name} has {what.replace('_', ' ')} {given}; it must be that of {other_name}, {wanted}.")
 
 
 def integer_view(tensor: torch.Tensor, name: str) -> torch.Tensor:

@@ -4,10 +4,9 @@ import math
 
 import torch
 
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_tensor
+from course_lib.kernels.common.checks import check_runnable
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
-BFLOAT16_CAPABILITY = (8, 0)
 
 
 def check_attention_inputs(query, key, value, *, window=None, scale=None):
@@ -61,16 +60,6 @@ def check_window_and_scale(window, scale):
     # and 0 would make NaN of the -inf that hides a key.
     if scale is not None and not 0 < scale < math.inf:
         raise ValueError(f"scale is {scale!r}; it must be finite and above 0. For a negative one, pass -query.")
-
-
-def check_runnable(name, tensor):
-    """Raise a ValueError unless Triton can compute here with a tensor of this dtype and device."""
-    check_tensor(name, tensor, FLOAT_DTYPES)
-    if tensor.dtype == torch.bfloat16 and torch.cuda.get_device_capability(tensor.device) < BFLOAT16_CAPABILITY:
-        raise ValueError(
-            f"{name} has dtype torch.bfloat16, which {torch.cuda.get_device_name(tensor.device)} has no arithmetic for "
-            "(that takes compute capability 8.0); use torch.float16."
-        )
 
 
 def check_backward_inputs(query, output, log_sum_exp, output_gradient, log_sum_exp_gradient=None):
