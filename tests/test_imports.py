@@ -158,18 +158,9 @@ def _told(circle: list[Path], imports: Imports) -> str:
     return " ".join([*lines, around[-1].as_posix()])
 
 
-# Not yet undone: `attention` alone uses the operator, and moves to its file.
-KNOWN_CIRCLE = {"course_lib/kernels/attention/dispatch.py", "course_lib/kernels/attention/operator.py"}
-
-
 def test_no_imports_run_in_a_circle():
     read = read_imports(path for part in ("course_lib", "exercises") for path in (ROOT / part).rglob("*.py"))
-    found = circles(read)
-    known = [
-        circle for circle in found if {word.partition(":")[0] for word in circle.split()} - {"imports"} == KNOWN_CIRCLE
-    ]
-    assert known, "The circle of attention's operator is gone: take KNOWN_CIRCLE out of this file."
-    assert not [circle for circle in found if circle not in known]
+    assert not circles(read)
 
 
 @pytest.mark.parametrize(
