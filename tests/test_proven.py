@@ -147,7 +147,7 @@ def test_a_solved_notebook_is_a_claim_of_its_chapter():
     [
         ("exercises/ch01_memory_hierarchy_and_roofline/ex3_vector_add.py", True),
         ("tests/submissions/ch01_memory_hierarchy_and_roofline/ex3_vector_add.py", True),
-        ("exercises/topics/elementwise_model.py", True),
+        ("exercises/topics/elementwise.py", True),
         ("course_lib/checker/judge/explain.py", False),
         ("course_lib/checker/runner/process/child.py", False),
         ("course_lib/hardware/meter/traffic/triton_internals/speed.py", False),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from course_lib.checker import Case, Exercise
-from course_lib.checker.specification.model import Model, Slip
+from course_lib.checker import Case, Exercise, Slip, edits, model_of
 
 
 def bytes_alive(length, heads, head_dim, item_bytes):
@@ -40,46 +39,60 @@ def _largest_power(memory_bytes, *shape):
     return 1 << (longest.bit_length() - 1) if longest else 0
 
 
-def longest_with(slips, memory_bytes, heads, head_dim, item_bytes):
-    """The longest N whose matrices·N² + vectors·head_dim·N elements fit, with slips."""
-    heads = 1 if slips("heads_forgotten") else heads
-    item_bytes = 1 if slips("bytes_forgotten") else 4 if slips("always_float32") else item_bytes
-    matrices = 1 if slips("one_matrix") else 3 if slips("three_matrices") else 2
-    vectors = 0 if slips("inputs_forgotten") else 3 if slips("one_input_forgotten") else 4
+def longest(memory_bytes, heads, head_dim, item_bytes):
+    """The longest N whose matrices·N² + vectors·head_dim·N elements fit."""
+    matrices = 2
+    vectors = 4
     room = memory_bytes // (heads * item_bytes)
-    square = (vectors * head_dim) ** 2 + 4 * matrices * room
-    longest = max(0, (math.isqrt(square) - vectors * head_dim) // (2 * matrices))
-    if slips("root_in_floating_point"):
-        half = vectors * head_dim / (2 * matrices)
-        longest = max(0, int(math.sqrt(room / matrices + half * half) - half))
-    if slips("one_too_short") and longest * (matrices * longest + vectors * head_dim) == room:
-        longest -= 1
-    return longest + slips("one_too_long")
+    half = vectors * head_dim
+    found = (math.isqrt(half * half + 4 * matrices * room) - half) // (2 * matrices)
+    return max(0, found)
 
 
-SLIPS = (
-    Slip("heads_forgotten", "The number of heads is missing: every head has matrices of its own."),
-    Slip("bytes_forgotten", "item_bytes is missing: memory is counted in bytes, tensors in elements."),
-    Slip("always_float32", "Every element is counted with four bytes. It has item_bytes."),
-    Slip(
-        "one_matrix",
+HEADS_AND_ITEM, FOUND = "heads * item_bytes", "max(0, found)"
+CHANGES = (
+    *edits(
+        "The number of heads is missing: every head has matrices of its own.",
+        heads_forgotten=(HEADS_AND_ITEM, "item_bytes"),
+    ),
+    *edits(
+        "item_bytes is missing: memory is counted in bytes, tensors in elements.",
+        bytes_forgotten=(HEADS_AND_ITEM, "heads"),
+    ),
+    *edits("Every element is counted with four bytes. It has item_bytes.", always_float32=("* item_bytes", "* 4")),
+    *edits(
         "Only one N × N matrix was counted. While the softmax runs, the scores it reads and the probabilities it "
         "writes both exist.",
+        one_matrix=("matrices = 2", "matrices = 1"),
     ),
-    Slip("three_matrices", "Three N × N matrices were counted. There are two: the scores and the probabilities."),
-    Slip(
-        "inputs_forgotten",
+    *edits(
+        "Three N × N matrices were counted. There are two: the scores and the probabilities.",
+        three_matrices=("matrices = 2", "matrices = 3"),
+    ),
+    *edits(
         "Q, K, V and O were not counted: 4 · N · head_dim elements per head. They are small, but without them the "
         "answer is about head_dim tokens too long.",
+        inputs_forgotten=("vectors = 4", "vectors = 0"),
     ),
-    Slip("one_input_forgotten", "Of Q, K, V and O only three were counted. All four exist at the same time."),
-    Slip(
-        "root_in_floating_point",
+    *edits(
+        "Of Q, K, V and O only three were counted. All four exist at the same time.",
+        one_input_forgotten=("vectors = 4", "vectors = 3"),
+    ),
+    *edits(
         "The square root was taken in floating point, which keeps 53 bits. For large memories it comes out one off: "
         "math.isqrt is exact.",
+        root_in_floating_point=(
+            "(math.isqrt(half * half + 4 * matrices * room) - half) // (2 * matrices)",
+            "int(math.sqrt(room / matrices + (half / (2 * matrices)) ** 2) - half / (2 * matrices))",
+        ),
     ),
-    Slip("one_too_short", "One token more would fit: a need that equals memory_bytes is allowed."),
-    Slip("one_too_long", "That is the first length that does not fit. Return the one before it."),
+    *edits(
+        "One token more would fit: a need that equals memory_bytes is allowed.",
+        one_too_short=(FOUND, "max(0, found - (found * (matrices * found + half) == room))"),
+    ),
+    *edits(
+        "That is the first length that does not fit. Return the one before it.", one_too_long=(FOUND, f"{FOUND} + 1")
+    ),
 )
 
 
@@ -99,7 +112,7 @@ EXERCISE = Exercise(
         "whole number, and `math.sqrt` does not.",
         "`math.isqrt(memory_bytes // (2 * item_bytes * heads) + head_dim**2) - head_dim`",
     ),
-    models=(Model(longest_with, SLIPS),),
+    models=(model_of(longest, CHANGES),),
     slips=(
         Slip(
             "powers_of_two_only",

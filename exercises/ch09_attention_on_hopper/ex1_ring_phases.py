@@ -2,161 +2,147 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise, Mistake
-from course_lib.checker.specification.model import Model, Slip, Slips
+from course_lib.checker import Case, Exercise, Mistake, edits, model_of
 from course_lib.hardware.ring_model import play_ring
 
 
-def schedule(s: Slips):
-    """A producer and a consumer as `play_ring` takes them, with these slips."""
-
-    def buffer_of(block, stages):
-        return 0 if s("one_buffer_only") else block % stages
-
-    def phase_of(who, block, stages):
-        if s("parity_of_the_block", f"parity_of_the_block__{who}", "one_buffer_only"):
-            return block & 1
-        if s("parity_of_the_buffer", f"parity_of_the_buffer__{who}"):
-            return block % stages & 1
-        if s("parity_never_changes", f"parity_never_changes__{who}"):
-            return 0
-        if s("parity_changes_too_early", f"parity_changes_too_early__{who}"):
-            return (block + 1) // stages & 1
-        return block // stages & 1
-
-    def producer(blocks, stages):
-        for block in range(blocks - 1 if s("last_block_missing") else blocks):
-            buffer, parity = buffer_of(block, stages), phase_of("producer", block, stages) ^ 1
-            first = s("own_phase_after_the_first_use") and block < stages
-            if s("producer_waits_for_its_own_phase", "own_phase_after_the_first_use"):
-                parity ^= 1
-            wait = [] if first or s("filled_without_asking") else [("wait", "free", buffer, parity)]
-            load = [("load", buffer, block)]
-            yield from load + wait if s("filled_before_asking") else wait + load
-            if s("waits_for_its_own_copy"):
-                yield "wait", "ready", buffer, phase_of("consumer", block, stages)
-
-    def consumer(blocks, stages):
-        for block in range(1 if s("first_block_not_read") else 0, blocks):
-            buffer, parity = buffer_of(block, stages), phase_of("consumer", block, stages)
-            if s("consumer_waits_for_the_phase_before"):
-                parity ^= 1
-            if not s("read_without_asking"):
-                yield "wait", "ready", buffer, parity
-            read = ("read", (buffer + 1) % stages if s("next_buffer_read") else buffer)
-            free = ("arrive", "free", buffer)
-            yield from (free, read) if s("freed_before_read") else (read,) if s("never_freed") else (read, free)
-            if s("freed_twice"):
-                yield free
-
-    return {"producer": producer, "consumer": consumer}
+def producer(blocks, stages):
+    for block in range(blocks):
+        buffer = block % stages
+        yield ("wait", "free", buffer, block // stages & 1 ^ 1)
+        yield ("load", buffer, block)
 
 
-def played(s: Slips, *args):
-    """What the ring makes of a schedule with these slips: called like the driver, but for the functions."""
-    return play_ring(schedule(s), *args)
+def consumer(blocks, stages):
+    for block in range(blocks):
+        buffer = block % stages
+        yield ("wait", "ready", buffer, block // stages & 1)
+        yield ("read", buffer)
+        yield ("arrive", "free", buffer)
 
 
-def ring_oracle(blocks, stages, consumers, copy_ticks, read_ticks):
-    return played(Slips(), blocks, stages, consumers, copy_ticks, read_ticks)
+def played(*args):
+    """What the ring makes of their schedule: called like the driver, but for the functions."""
+    return play_ring({"producer": producer, "consumer": consumer}, *args)
 
 
-SLIPS = (
-    Slip(
-        "producer_waits_for_its_own_phase",
+PARITY, IN_THE_PRODUCER, IN_THE_CONSUMER = "block // stages & 1", '"free", buffer, ', '"ready", buffer, '
+ASKED, LOADED = f'yield ("wait", "free", buffer, {PARITY} ^ 1)', 'yield ("load", buffer, block)'
+WAITED, READ, FREED = (
+    f'yield ("wait", "ready", buffer, {PARITY})',
+    'yield ("read", buffer)',
+    'yield ("arrive", "free", buffer)',
+)
+
+
+def parities(name, parity):
+    """The ways of taking another parity: in both functions, or in one."""
+    return {
+        name: (PARITY, parity),
+        f"{name}__producer": (IN_THE_PRODUCER + PARITY, IN_THE_PRODUCER + parity),
+        f"{name}__consumer": (IN_THE_CONSUMER + PARITY, IN_THE_CONSUMER + parity),
+    }
+
+
+CHANGES = (
+    *edits(
         "The producer waits for free[buffer] to complete the phase of the use that is about to begin. That phase "
         "completes only after the use has been read, so everyone waits for ever. Wait for the phase before, which "
         "has the opposite parity and passes on a fresh barrier.",
+        producer_waits_for_its_own_phase=("& 1 ^ 1", "& 1"),
     ),
-    Slip(
-        "own_phase_after_the_first_use",
+    *edits(
         "From the second use of a buffer on, the producer waits for the parity of the use that is about to begin, when "
         "it should wait for the use before. Use n may be filled when free[buffer] has completed phase n - 1, whose "
         "parity is the opposite: block // stages & 1 ^ 1. Then the first use needs no exception, since a fresh barrier "
         "lets parity 1 pass.",
+        own_phase_after_the_first_use=(
+            *('yield ("wait", "free"', 'if block >= stages:\n    yield ("wait", "free"'),
+            *("& 1 ^ 1", "& 1"),
+        ),
     ),
-    Slip(
-        "consumer_waits_for_the_phase_before",
+    *edits(
         "A consumer waits for the phase before its own, which is complete before the copy has begun. So it reads "
         "data that is not there yet. Use n of a buffer is ready when phase n of ready[buffer] is complete.",
+        consumer_waits_for_the_phase_before=(IN_THE_CONSUMER + PARITY, f"{IN_THE_CONSUMER}{PARITY} ^ 1"),
     ),
-    *(
-        Slip(
-            name,
-            "The parity changes with every block. A barrier's phase changes when its buffer comes round again, after "
-            "`stages` blocks: the phase is block // stages.",
-        )
-        for name in ("parity_of_the_block", "parity_of_the_block__producer", "parity_of_the_block__consumer")
+    *edits(
+        "The parity changes with every block. A barrier's phase changes when its buffer comes round again, after "
+        "`stages` blocks: the phase is block // stages.",
+        **parities("parity_of_the_block", "block & 1"),
     ),
-    *(
-        Slip(
-            name,
-            "You took the parity of the buffer's number. The parity depends on how often the buffer has been used: "
-            "block // stages & 1.",
-        )
-        for name in ("parity_of_the_buffer", "parity_of_the_buffer__producer", "parity_of_the_buffer__consumer")
+    *edits(
+        "You took the parity of the buffer's number. The parity depends on how often the buffer has been used: "
+        "block // stages & 1.",
+        **parities("parity_of_the_buffer", "block % stages & 1"),
     ),
-    *(
-        Slip(
-            name,
-            "The parity stays the same for every use of a buffer. It flips each time the buffer comes round again: "
-            "block // stages & 1.",
-        )
-        for name in ("parity_never_changes", "parity_never_changes__producer", "parity_never_changes__consumer")
+    *edits(
+        "The parity stays the same for every use of a buffer. It flips each time the buffer comes round again: "
+        "block // stages & 1.",
+        **parities("parity_never_changes", "0"),
     ),
-    *(
-        Slip(
-            f"parity_changes_too_early{who}",
-            "The parity changes one block too early. Block b is use b // stages of its buffer, so it changes after "
-            "`stages` blocks: block // stages & 1.",
-        )
-        for who in ("", "__producer", "__consumer")
+    *edits(
+        "The parity changes one block too early. Block b is use b // stages of its buffer, so it changes after "
+        "`stages` blocks: block // stages & 1.",
+        **parities("parity_changes_too_early", "(block + 1) // stages & 1"),
     ),
-    Slip(
-        "filled_without_asking",
+    *edits(
         "The producer fills a buffer without waiting until its last use is over, so blocks are overwritten before "
         "or while they are read. Wait for free[buffer] before each load.",
+        filled_without_asking=(ASKED, "pass"),
     ),
-    Slip(
-        "filled_before_asking",
+    *edits(
         "The producer asks for a copy first and waits for the buffer afterwards, so a block that is still being read "
         "is overwritten. Wait for free[buffer] before the load.",
+        filled_before_asking=('yield ("wait", "free"', f'{LOADED}\nyield ("wait", "free"', LOADED, "pass"),
     ),
-    Slip("read_without_asking", "A consumer reads without waiting for the copy. Wait for ready[buffer] first."),
-    Slip(
-        "next_buffer_read",
+    *edits(
+        "A consumer reads without waiting for the copy. Wait for ready[buffer] first.",
+        read_without_asking=(WAITED, "pass"),
+    ),
+    *edits(
         "A consumer waits for one buffer and reads the one behind it. Block b lies in buffer b % stages.",
+        next_buffer_read=(READ, 'yield ("read", (buffer + 1) % stages)'),
     ),
-    Slip("first_block_not_read", "A consumer begins with block 1. It reads blocks 0 to blocks - 1."),
-    Slip(
-        "never_freed",
+    *edits(
+        "A consumer begins with block 1. It reads blocks 0 to blocks - 1.",
+        first_block_not_read=(
+            "def consumer(blocks, stages):\n    for block in range(blocks)",
+            "def consumer(blocks, stages):\n    for block in range(1, blocks)",
+        ),
+    ),
+    *edits(
         "The consumers free no buffer while blocks are still to come, so the producer waits for ever once all buffers "
         "are full. Arrive at free[buffer] after each read, in the loop.",
+        never_freed=(FREED, "pass"),
     ),
-    Slip(
-        "freed_before_read",
+    *edits(
         "A consumer frees its buffer before it reads it, so the next copy may overwrite what it is reading. "
         "Arrive at free[buffer] after the read.",
+        freed_before_read=(READ, f"{FREED}\n{READ}", FREED, "pass"),
     ),
-    Slip(
-        "freed_twice",
+    *edits(
         "A consumer arrives at free[buffer] twice for one block, so the barrier completes a phase too many and its "
         "parity says the opposite. Arrive once after each read.",
+        freed_twice=(FREED, f"{FREED}\n{FREED}"),
     ),
-    Slip(
-        "one_buffer_only",
+    *edits(
         "All blocks go through one buffer, and the others stay unused: no copy can run ahead. Block b belongs in "
         "buffer b % stages.",
+        one_buffer_only=("block % stages", "0", PARITY, "block & 1"),
     ),
-    Slip(
-        "waits_for_its_own_copy",
+    *edits(
         "The producer waits for each copy before it asks for the next, so only one runs at a time. It need not "
         "wait, because the copy arrives at ready[buffer] by itself.",
+        waits_for_its_own_copy=(LOADED, f"{LOADED}\n{WAITED}"),
     ),
-    Slip(
-        "last_block_missing",
+    *edits(
         "The producer stops one block early, and the consumers wait for the last one for ever. There are `blocks` "
         "loads.",
+        last_block_missing=(
+            "def producer(blocks, stages):\n    for block in range(blocks)",
+            "def producer(blocks, stages):\n    for block in range(blocks - 1)",
+        ),
     ),
 )
 
@@ -184,8 +170,8 @@ EXERCISE = Exercise(
     title="The phases of a ring",
     entries=("producer", "consumer"),
     cases=ring_cases,
-    oracle=ring_oracle,
-    models=(Model(played, SLIPS),),
+    oracle=played,
+    models=(model_of(played, CHANGES, (producer, consumer)),),
     hints=(
         "Number the uses of each buffer from 0: block b is use b // stages of buffer b % stages.",
         "When block b has landed, ready[buffer] has completed phase b // stages. A consumer waits for the parity of "
