@@ -39,14 +39,9 @@ from course_lib.kernels.common.checks import FLOAT_DTYPES, check_contiguous, che
 from course_lib.kernels.common.numbers import FLOAT32_PRECISION
 from course_lib.kernels.common.signatures import signature_of
 from course_lib.kernels.fused.checks import check_epsilon, check_weight
-from course_lib.kernels.fused.group_norm_mish import (
-    check_channels,
-    check_film,
-    check_groups,
-    group_norm_mish_reference,
-    mish_and_slope,
-    total_of_each,
-)
+from course_lib.kernels.fused.group_norm_mish import group_norm_mish_reference
+from course_lib.kernels.fused.group_norm_mish_checks import check_channels, check_film, check_groups
+from course_lib.kernels.fused.group_norm_mish_parts import mish_and_slope, total_of_each
 
 SMALLEST_SIDE = 16  # of a tensor core's tile
 TILE_ELEMENTS, LARGEST_TILE = 2048, 4096  # of a program's part of out

@@ -21,7 +21,7 @@ from course_lib.kernels.common.checks import check_contiguous, check_tensor
 from course_lib.kernels.fused.checks import check_epsilon
 from course_lib.kernels.fused.cuda_add_rms_norm import check_on_gpu
 from course_lib.kernels.fused.cuda_rows import ELEMENTS, SHARED_BY_KERNELS, WARP, Cut, cut_of, widest
-from course_lib.kernels.fused.group_norm_mish import check
+from course_lib.kernels.fused.group_norm_mish_checks import check
 
 WARPS_OF_BLOCK = 4  # where each takes a group of its own
 

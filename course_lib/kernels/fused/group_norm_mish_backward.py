@@ -29,13 +29,12 @@ from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.common.checks import FLOAT_DTYPES, check_alike, check_tensor
 from course_lib.kernels.common.numbers import LARGEST_GROUP
 from course_lib.kernels.common.signatures import signature_of
-from course_lib.kernels.fused.group_norm_mish import (
+from course_lib.kernels.fused.group_norm_mish import statistics_and_normal, tanh_of_softplus
+from course_lib.kernels.fused.group_norm_mish_checks import check
+from course_lib.kernels.fused.group_norm_mish_parts import (
     TILE_ELEMENTS,
-    check,
     mish_and_slope,
     samples_of_tile,
-    statistics_and_normal,
-    tanh_of_softplus,
     tile_of,
     tile_of_loop,
     total_of_each,
