@@ -643,7 +643,7 @@ for order, lengths in orders.items():
 #
 # Plain Triton has a switch, `tl.range(..., warp_specialize=True)`: one warp group copies, and two compute half of the
 # rows each. In Triton 3.6 it is fragile. It needs 4 warps, descriptors made in the kernel, one loop and no mask. With a
-# mask by rows, or with the log-sum-exp stored, it computed wrong results for half of the rows. So the portable kernel
+# mask by rows, or with the log-sum-exp stored, it computed wrong results for half of the rows. So the course
 # uses it only without a causal mask. It reaches 541 TFLOP/s, and 495 with the mask, where this chapter's kernel has 695
 # and 709. The compiler lets two groups drift apart, but it does not decide whose products go first.
 #
@@ -962,14 +962,17 @@ def rung_function(what, query, key, value):
                 return F.scaled_dot_product_attention(query, key, value)
 
         return library
-    from course_lib.kernels.hopper import flash as flash_attention_hopper
+    from course_lib.kernels.attention.dispatch import portable
+    from course_lib.kernels.hopper.flash import flash_attention_hopper
 
-    portable, hopper = flash_attention.flash_attention, flash_attention_hopper.flash_attention_hopper
-    if what == "pointers":  # the TMA refuses strides that are no multiple of 16 bytes; pointers take them
-        query = torch.cat([query, query[..., :4]], dim=-1)[..., :128]
-    if what in ("pointers", "descriptors"):
-        return partial(portable, query, key, value, tiles=flash_attention.candidate_tiles(90, torch.bfloat16, 128)[0])
-    return partial(portable if what == "portable" else hopper, query, key, value)
+    tiles = flash_attention.candidate_tiles(90, torch.bfloat16, 128)[0]
+    functions = {
+        "pointers": partial(flash_attention.flash_attention, tiles=tiles),
+        "descriptors": partial(flash_attention_tma.flash_attention_tma, tiles=tiles),
+        "portable": portable,
+        "hopper": flash_attention_hopper,
+    }
+    return partial(functions[what], query, key, value)
 
 
 measured, matrix_rate, length = ON_AN_H200, 745e12, 16_384

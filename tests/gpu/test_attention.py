@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.timing import measure
-from course_lib.kernels.attention.flash import flash_attention
+from course_lib.kernels.attention.dispatch import portable
 from course_lib.kernels.attention.naive import naive_attention
 from course_lib.kernels.attention.reference import attention_reference, visible_keys
 from course_lib.kernels.common.tiles import Tiles
@@ -28,7 +28,7 @@ def random(*shape, dtype=torch.float32):
 
 def assert_as_good_as_sdpa(query, key, value, tiles=None, causal=False, window=None):
     """Within twice SDPA's error in the same dtype against float64, plus a rounding of the largest result."""
-    output, lse = flash_attention(query, key, value, causal=causal, window=window, return_lse=True, tiles=tiles)
+    output, lse = portable(query, key, value, causal=causal, window=window, return_lse=True, tiles=tiles)
     wide = [tensor.double() for tensor in (query, key, value)]
     expected, expected_lse = attention_reference(*wide, causal=causal, window=window, return_lse=True)
     visible = visible_keys(query.shape[2], key.shape[2], causal=causal, window=window, device="cuda")
@@ -89,7 +89,7 @@ def test_without_mask_and_log_sum_exp_it_is_right(lengths, dtype):
     expected = attention_reference(query.double(), key.double(), value.double())
     theirs = F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
     rounding = torch.finfo(dtype).eps * expected.abs().max()
-    error = (flash_attention(query, key, value) - expected).abs().max()
+    error = (portable(query, key, value) - expected).abs().max()
     assert error <= 2 * (theirs - expected).abs().max() + rounding
 
 
@@ -98,9 +98,9 @@ def test_without_mask_and_log_sum_exp_it_is_right(lengths, dtype):
 @pytest.mark.parametrize("mask", [{"causal": True}, {"causal": True, "window": 50}, {"window": 60}], ids=str)
 def test_a_bad_number_reaches_only_the_rows_that_see_it(bad, name, mask):
     inputs = {what: random(1, 2, 400, 64, dtype=torch.float16) for what in ("query", "key", "value")}
-    clean = flash_attention(**inputs, **mask)
+    clean = portable(**inputs, **mask)
     inputs[name][0, 1, 210, 3] = bad
-    output = flash_attention(**inputs, **mask)
+    output = portable(**inputs, **mask)
     touched = torch.zeros(1, 2, 400, dtype=torch.bool, device="cuda")
     touched[0, 1] = (
         torch.arange(400, device="cuda") == 210
@@ -116,11 +116,11 @@ def test_a_bad_number_reaches_only_the_rows_that_see_it(bad, name, mask):
 def test_no_square_of_the_length_is_allocated():
     """Peak memory at 64k keys: inputs and outputs, and a tenth at most."""
     inputs = [random(1, 16, 65536, 64, dtype=torch.float16) for _ in range(3)]
-    flash_attention(*(tensor[:, :1] for tensor in inputs), causal=True, return_lse=True)  # tuned: its buffer is freed
+    portable(*(tensor[:, :1] for tensor in inputs), causal=True, return_lse=True)  # tuned: its buffer is freed
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    output, lse = flash_attention(*inputs, causal=True, return_lse=True, tiles=Tiles(64, 64, 4, 2))
+    output, lse = portable(*inputs, causal=True, return_lse=True, tiles=Tiles(64, 64, 4, 2))
     peak = torch.cuda.max_memory_allocated() - before + sum(tensor.nbytes for tensor in inputs)
     assert peak <= 1.1 * (sum(tensor.nbytes for tensor in inputs) + output.nbytes + lse.nbytes)
 
@@ -190,7 +190,7 @@ def test_flash_attention_outruns_fa2(head_dim, length, ratio, causal):
     if not (machine().triton or "").startswith(TRITON_VERSIONS_RUN) and not causal and head_dim == 128:
         ratio = min(ratio, 1.3)  # without the specialised kernel
     inputs = [random(16384 // length, 2048 // head_dim, length, head_dim, dtype=HALVES[-1]) for _ in range(3)]
-    ours = measure(lambda: flash_attention(*inputs, causal=causal)).median
+    ours = measure(lambda: portable(*inputs, causal=causal)).median
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         theirs = measure(lambda: F.scaled_dot_product_attention(*inputs, is_causal=causal)).median
     assert theirs / ours >= ratio

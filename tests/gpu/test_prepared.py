@@ -9,8 +9,7 @@ from course_lib.bench.decode import host_seconds
 from course_lib.hardware.device import machine
 from course_lib.hardware.meter.traffic import record_launches
 from course_lib.hardware.prepared import prepared
-from course_lib.kernels.attention.dispatch import choose
-from course_lib.kernels.attention.flash import flash_attention
+from course_lib.kernels.attention.dispatch import choose, portable
 from course_lib.kernels.attention.operator import attention
 from course_lib.kernels.decode.append import append_to_pages
 from course_lib.kernels.decode.attention import decode_attention
@@ -85,7 +84,7 @@ def test_whole_attention_gives_the_same_bits(head_dim, causal):
     def inputs():
         return [halves(2, heads, 500, head_dim) for heads in (8, 2, 2)]
 
-    for function in (attention, flash_attention):
+    for function in (attention, portable):
         step = straight(prepared(function, *inputs(), causal=causal))
         for _ in range(3):
             others = inputs()

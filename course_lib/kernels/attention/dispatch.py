@@ -3,6 +3,7 @@
     choose(query, key, value)                      # says which kernel computes the output, and why
     choose_backward(query, key, value)             # the same for the gradients
     forward(...), backward(...)                    # run it; `operator.attention` joins them for autograd
+    portable(...)                                  # runs the best one that is no Gluon: pointers, TMA, or warps split
 
 The portable kernel takes everything that attention takes. The one for Hopper is faster and asks for more: see
 `hopper.limits`. The choice changes the time and the rounding, and one thing more: with the portable kernel a NaN or an
@@ -13,8 +14,12 @@ from typing import NamedTuple
 
 from course_lib.kernels.attention.backward import flash_attention_backward
 from course_lib.kernels.attention.flash import flash_attention
+from course_lib.kernels.attention.flash_tma import flash_attention_tma, tma_takes
+from course_lib.kernels.attention.tiles import LARGE_ARCHITECTURES
 from course_lib.kernels.common.attention_checks import check_attention_inputs
+from course_lib.kernels.common.machine import architecture_of
 from course_lib.kernels.hopper.backward_limits import backward_refusal
+from course_lib.kernels.hopper.flash_specialized import flash_attention_specialized, specialization_pays
 from course_lib.kernels.hopper.limits import hopper_refusal
 
 
@@ -53,11 +58,25 @@ def forward(query, key, value, *, causal=False, window=None, scale=None, return_
     """What `operator.attention` returns, by the kernel that `choose` names; autograd sees nothing of it."""
     options = {"causal": causal, "window": window, "scale": scale, "return_lse": return_lse}
     if choose(query, key, value, causal=causal, window=window, scale=scale).kernel == "portable":
-        return flash_attention(query, key, value, **options)
+        return portable(query, key, value, **options)
     # Only here, where it is known to work: Gluon needs a Triton that has it.
     from course_lib.kernels.hopper.flash import flash_attention_hopper
 
     return flash_attention_hopper(query, key, value, **options)
+
+
+def portable(query, key, value, *, causal=False, window=None, scale=None, return_lse=False, tiles=None):
+    """`flash_attention`, its arguments and results, by the fastest of the kernels in plain Triton.
+
+    The inputs are taken to have passed `check_attention_inputs`.
+    """
+    if architecture_of(query.device) not in LARGE_ARCHITECTURES or not tma_takes(query, key, value):
+        run = flash_attention
+    elif causal or window is not None or return_lse or tiles is not None or not specialization_pays(query, key):
+        run = flash_attention_tma
+    else:
+        return flash_attention_specialized(query, key, value, scale=scale)
+    return run(query, key, value, causal=causal, window=window, scale=scale, return_lse=return_lse, tiles=tiles)
 
 
 def backward(

@@ -19,11 +19,6 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.attention.flash_tma import (
-    copy_engine_takes,
-    descriptors,
-    flash_attention_tma_kernel,
-)
 from course_lib.kernels.attention.parts import (
     CAREFUL_KEYS,
     SIZES,
@@ -33,43 +28,19 @@ from course_lib.kernels.attention.parts import (
     load_rows,
     visible_pairs,
 )
-from course_lib.kernels.attention.tiles import (
-    INTERPRETER_TILES,
-    LARGE_ARCHITECTURES,
-    candidate_tiles,
-    fastest_tiles,
-    length_class,
-)
+from course_lib.kernels.attention.tiles import candidate_tiles, tiles_for
 from course_lib.kernels.common.attention_checks import check_attention_inputs
-from course_lib.kernels.common.machine import architecture_of
 from course_lib.kernels.common.numbers import FLOAT32_PRECISION
 from course_lib.kernels.common.signatures import KINDS, signature_of
 from course_lib.kernels.common.softmax import finish_rows, scale_in_log2, weigh
-from course_lib.kernels.hopper.flash_specialized import (
-    SPECIALIZED_TILES,
-    allocate_descriptors,
-    flash_attention_specialized_kernel,
-    specialization_pays,
-)
 
 
 @triton.jit
-def attend(
-    query,
-    keys,
-    values,
-    begin,
-    end,
-    key_length,
-    band,
-    softmax_state,
-    scale_log2,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+def attend(query, keys, values, begin, end, band, softmax_state, scale_log2,
+           HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Stream over the tiles of keys and values in [begin, end); returns the softmax state after them."""
+    BLOCK_D: tl.constexpr = query.shape[1]
+    key_length = band[1]
     running_max, running_sum, accumulator = softmax_state
     for start in tl.range(begin, end, BLOCK_N):
         key_tile = load_rows(keys, start, key_length, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
@@ -121,51 +92,12 @@ def flash_attention_kernel(
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     state = running_max, running_sum, accumulator
     if keys_before is not None:
-        state = attend(
-            query,
-            keys,
-            values,
-            begin,
-            whole_begin,
-            key_length,
-            band,
-            state,
-            scale_log2,
-            HEAD_DIM,
-            BLOCK_N,
-            BLOCK_D,
-            MASKED=True,
-        )
-    state = attend(
-        query,
-        keys,
-        values,
-        whole_begin,
-        whole_end,
-        key_length,
-        band,
-        state,
-        scale_log2,
-        HEAD_DIM,
-        BLOCK_N,
-        BLOCK_D,
-        MASKED=False,
-    )
-    state = attend(
-        query,
-        keys,
-        values,
-        whole_end,
-        end,
-        key_length,
-        band,
-        state,
-        scale_log2,
-        HEAD_DIM,
-        BLOCK_N,
-        BLOCK_D,
-        MASKED=True,
-    )
+        state = attend(query, keys, values, begin, whole_begin, band, state, scale_log2,
+                       HEAD_DIM, BLOCK_N, MASKED=True)  # fmt: skip
+    state = attend(query, keys, values, whole_begin, whole_end, band, state, scale_log2,
+                   HEAD_DIM, BLOCK_N, MASKED=False)  # fmt: skip
+    state = attend(query, keys, values, whole_end, end, band, state, scale_log2,
+                   HEAD_DIM, BLOCK_N, MASKED=True)  # fmt: skip
 
     running_max, running_sum, accumulator = state
     if keys_before is not None or keys_after is not None:
@@ -188,7 +120,7 @@ def flash_attention_kernel(
 
 
 def flash_attention(query, key, value, *, causal=False, window=None, scale=None, return_lse=False, tiles=None):
-    """Exact softmax attention in one kernel, in memory linear in the lengths.
+    """Exact softmax attention in one kernel, in memory linear in the lengths, on any GPU.
 
     Args:
         query: [batch, query_heads, query_length, head_dim], float32, float16 or bfloat16; head_dim from 16 to 256.
@@ -217,50 +149,15 @@ def flash_attention(query, key, value, *, causal=False, window=None, scale=None,
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device) if return_lse else None
 
-    block_d = triton.next_power_of_2(head_dim)
-    plain = not causal and window is None and not return_lse
-    arch = architecture_of(query.device)
-    copied_by_engine = arch in LARGE_ARCHITECTURES and copy_engine_takes(query, key, value, output)
-    specialized = copied_by_engine and plain and tiles is None and specialization_pays(arch, query, key, block_d)
-    strides = (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3])
-    sizes = (query_heads, query_heads // key_heads, query_length, key_length)
-    bounds = (window, 0 if causal else window)
-    shape = (scale_in_log2(scale, head_dim), head_dim, block_d)
-
     def launch(tiles):
-        grid = (triton.cdiv(query_length, tiles.query_rows) * batch * query_heads,)
-        if specialized:
-            triton.set_allocator(allocate_descriptors)
-            flash_attention_specialized_kernel[grid](
-                query, key, value, output, *strides, *sizes, *shape, **tiles.settings()
-            )
-        elif copied_by_engine:
-            flash_attention_tma_kernel[grid](
-                *descriptors(query, key, value, output, tiles, block_d),
-                lse,
-                key,
-                *key.stride()[:3],
-                value,
-                *value.stride()[:3],
-                *sizes,
-                *bounds,
-                *shape,
-                **tiles.settings(),
-            )
-        else:
-            flash_attention_kernel[grid](
-                query, key, value, output, lse, *strides, *sizes, *bounds, *shape, **tiles.settings()
-            )
+        flash_attention_kernel[(triton.cdiv(query_length, tiles.query_rows) * batch * query_heads,)](
+            query, key, value, output, lse,
+            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3],
+            query_heads, query_heads // key_heads, query_length, key_length, window, 0 if causal else window,
+            scale_in_log2(scale, head_dim), head_dim, triton.next_power_of_2(head_dim), **tiles.settings(),
+        )  # fmt: skip
 
-    if tiles is None and arch is None:
-        tiles = INTERPRETER_TILES
-    elif specialized:
-        tiles = SPECIALIZED_TILES
-    elif tiles is None:
-        lengths = (length_class(query_length), length_class(key_length))
-        situation = (query.device, query.dtype, block_d, copied_by_engine, causal, window is None, *lengths)
-        tiles = fastest_tiles(situation, candidate_tiles(arch, query.dtype, block_d), launch)
-    launch(tiles)
+    launch(tiles or tiles_for(query, key, launch, ("pointers", causal, window is None)))
     return (output, lse) if return_lse else output
 
 

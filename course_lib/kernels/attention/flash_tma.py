@@ -6,8 +6,7 @@ coordinates to a copy engine, which knows the tensor from a descriptor (pointer,
 zeros where the tensor ends, and leaves the registers to the accumulator. With 64 × 64 tiles and head dimension 128 a
 thread then needs 138 registers instead of 168.
 
-The engine asks for a pointer and strides that are multiples of 16 bytes; `flash_attention` takes this kernel when they
-are, and its own otherwise.
+The engine asks for a pointer and strides that are multiples of 16 bytes.
 """
 
 import torch
@@ -24,31 +23,24 @@ from course_lib.kernels.attention.parts import (
     key_ranges,
     visible_pairs,
 )
-from course_lib.kernels.attention.tiles import candidate_tiles
+from course_lib.kernels.attention.tiles import candidate_tiles, tiles_for
+from course_lib.kernels.common.attention_checks import check_attention_inputs
 from course_lib.kernels.common.numbers import FLOAT32_PRECISION
 from course_lib.kernels.common.signatures import signature_of
-from course_lib.kernels.common.softmax import finish_rows, weigh
+from course_lib.kernels.common.softmax import finish_rows, scale_in_log2, weigh
 
 ALIGNMENT_BYTES = 16
 
 
 @triton.jit
-def attend(
-    query,
-    keys,
-    values,
-    batch,
-    key_head,
-    begin,
-    end,
-    band,
-    softmax_state,
-    scale_log2,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """Stream over the tiles of keys and values in [begin, end); returns the softmax state after them."""
+def attend(query, keys, values, place, begin, end, band, softmax_state, scale_log2,
+           BLOCK_N: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+    """Stream over the tiles of keys and values in [begin, end); returns the softmax state after them.
+
+    place: (batch index, key head), where the descriptors find the head's rows.
+    """
+    BLOCK_D: tl.constexpr = query.shape[1]
+    batch, key_head = place
     running_max, running_sum, accumulator = softmax_state
     for start in tl.range(begin, end, BLOCK_N):
         key_tile = keys.load([batch, key_head, start, 0]).reshape(BLOCK_N, BLOCK_D)
@@ -93,40 +85,13 @@ def flash_attention_tma_kernel(
     running_sum = tl.zeros([BLOCK_M], tl.float32)
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     state = running_max, running_sum, accumulator
+    place = batch, key_head
     if keys_before is not None:
-        state = attend(
-            query,
-            keys,
-            values,
-            batch,
-            key_head,
-            begin,
-            whole_begin,
-            band,
-            state,
-            scale_log2,
-            BLOCK_N,
-            BLOCK_D,
-            MASKED=True,
-        )
-    state = attend(
-        query,
-        keys,
-        values,
-        batch,
-        key_head,
-        whole_begin,
-        whole_end,
-        band,
-        state,
-        scale_log2,
-        BLOCK_N,
-        BLOCK_D,
-        MASKED=False,
-    )
-    state = attend(
-        query, keys, values, batch, key_head, whole_end, end, band, state, scale_log2, BLOCK_N, BLOCK_D, MASKED=True
-    )
+        state = attend(query, keys, values, place, begin, whole_begin, band, state, scale_log2,
+                       BLOCK_N, MASKED=True)  # fmt: skip
+    state = attend(query, keys, values, place, whole_begin, whole_end, band, state, scale_log2,
+                   BLOCK_N, MASKED=False)  # fmt: skip
+    state = attend(query, keys, values, place, whole_end, end, band, state, scale_log2, BLOCK_N, MASKED=True)
 
     running_max, running_sum, accumulator = state
     if keys_before is not None or keys_after is not None:
@@ -134,23 +99,41 @@ def flash_attention_tma_kernel(
             key_rows = key_pointer + batch.to(tl.int64) * key_batch_stride + key_head * key_head_stride
             value_rows = value_pointer + batch.to(tl.int64) * value_batch_stride + key_head * value_head_stride
             running_max, running_sum, accumulator = attend_carefully(
-                query,
-                (key_rows, key_stride),
-                (value_rows, value_stride),
-                begin,
-                end,
-                key_length,
-                band,
-                scale_log2,
-                HEAD_DIM,
-                CAREFUL_KEYS,
-            )
+                query, (key_rows, key_stride), (value_rows, value_stride), begin, end, key_length, band, scale_log2,
+                HEAD_DIM, CAREFUL_KEYS,
+            )  # fmt: skip
     output, log_sum_exp = finish_rows(accumulator, running_max, running_sum)
     outputs.store([batch, head, first_query, 0], output.to(outputs.dtype).reshape(1, 1, BLOCK_M, BLOCK_D))
     if lse_pointer is not None:
         rows = first_query + tl.arange(0, BLOCK_M)
         lse_row = lse_pointer + batch_and_head.to(tl.int64) * query_length
         tl.store(lse_row + rows, log_sum_exp, mask=rows < query_length)
+
+
+def flash_attention_tma(query, key, value, *, causal=False, window=None, scale=None, return_lse=False, tiles=None):
+    """`flash_attention`, its arguments and results, on Hopper and later, for inputs that `tma_takes`."""
+    check_attention_inputs(query, key, value, window=window, scale=scale)
+    batch, query_heads, query_length, head_dim = query.shape
+    key_heads, key_length = key.shape[1:3]
+    block_d = triton.next_power_of_2(head_dim)
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device) if return_lse else None
+
+    def launch(tiles):
+        flash_attention_tma_kernel[(triton.cdiv(query_length, tiles.query_rows) * batch * query_heads,)](
+            *descriptors(query, key, value, output, tiles, block_d), lse,
+            key, *key.stride()[:3], value, *value.stride()[:3],
+            query_heads, query_heads // key_heads, query_length, key_length, window, 0 if causal else window,
+            scale_in_log2(scale, head_dim), head_dim, block_d, **tiles.settings(),
+        )  # fmt: skip
+
+    launch(tiles or tiles_for(query, key, launch, ("tma", causal, window is None)))
+    return (output, lse) if return_lse else output
+
+
+def tma_takes(query, key, value) -> bool:
+    """Whether the copy engine can read these inputs, and write an output like `query`, which is contiguous."""
+    return query.shape[3] * query.element_size() % ALIGNMENT_BYTES == 0 and copy_engine_takes(query, key, value)
 
 
 def copy_engine_takes(*tensors: torch.Tensor) -> bool:

@@ -14,6 +14,7 @@ import torch
 import triton
 
 from course_lib.hardware.compiler.architectures import ARCHITECTURES
+from course_lib.kernels.common.machine import architecture_of
 from course_lib.kernels.common.tiles import SHARED_MEMORY_RESERVE, Tiles
 
 # Few programs, since each costs the interpreter half a millisecond; the tile of a real GPU would not hold its tests.
@@ -70,6 +71,17 @@ def fastest_tiles(situation: tuple, candidates: tuple[Tiles, ...], launch) -> Ti
     if situation not in CHOSEN:
         CHOSEN[situation] = min(candidates, key=lambda tiles: milliseconds(launch, tiles))
     return CHOSEN[situation]
+
+
+def tiles_for(query, key, launch, kind: tuple) -> Tiles:
+    """The tiles for a forward pass on these inputs, measured by `launch(tiles)` at the first call of this kind."""
+    arch = architecture_of(query.device)
+    if arch is None:
+        return INTERPRETER_TILES
+    block_d = triton.next_power_of_2(query.shape[3])
+    lengths = (length_class(query.shape[2]), length_class(key.shape[2]))
+    situation = (*kind, query.device, query.dtype, block_d, *lengths)
+    return fastest_tiles(situation, candidate_tiles(arch, query.dtype, block_d), launch)
 
 
 def milliseconds(launch, tiles: Tiles) -> float:

@@ -10,19 +10,18 @@ numbers by 1 + scale, before it. Without scale and shift (both None) the result 
     as                        reads  writes   elements moved for each element
     three operations            4      3            7          the norm, which reads x twice; Mish; scale and shift
     one pass                    1      1            2          a group stays in registers: up to ONE_PASS_ELEMENTS
-    a loop over tiles           2      1            3          larger groups; the second read is mostly from the L2
+    a loop over tiles           2      1            3          larger groups (`group_norm_mish_loop`)
 
 FLOPs: about 20 per element, one exponential and one division among them.
 
 The variance is the mean of (x - mean)², after the mean is known. E[x²] - E[x]² would cancel: where the mean is 10,000
-and the variance 1, both are near 10⁸, of which float32 steps by 8. In the loop each tile has its own mean and sum of
-squares, taken in registers, and `merged_moments` adds them up.
+and the variance 1, both are near 10⁸, of which float32 steps by 8.
 
 A tile is some samples of one group: [samples · channels of the group, length], padded to powers of two. A robot's
 action sequence is 16 steps long, and a group of 32 channels then 1 KB: several samples make one tile.
 
 Sources: Wu and He, Group normalization, arXiv 1803.08494. Misra, Mish, arXiv 1908.08681. Chi et al., Diffusion Policy,
-arXiv 2303.04137 (the block). Chan, Golub and LeVeque, Updating formulae, 1979 (the merge).
+arXiv 2303.04137 (the block).
 """
 
 import math
@@ -31,18 +30,22 @@ import torch
 import triton
 import triton.language as tl
 
-from course_lib.hardware.compiler.architectures import ARCHITECTURES
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.common.checks import FLOAT_DTYPES, check_alike, check_tensor
-from course_lib.kernels.common.numbers import LARGEST_GROUP, LOG2_E
+from course_lib.kernels.common.numbers import LARGEST_GROUP
 from course_lib.kernels.common.signatures import signature_of
-from course_lib.kernels.fused.checks import check_epsilon, check_weight
+from course_lib.kernels.fused.checks import check_epsilon
+from course_lib.kernels.fused.group_norm_mish_checks import check
+from course_lib.kernels.fused.group_norm_mish_loop import launch_loop
+from course_lib.kernels.fused.group_norm_mish_parts import (
+    TILE_ELEMENTS,
+    mish,
+    samples_of_tile,
+    scaled_and_shifted,
+    tile_of,
+)
 
 ONE_PASS_ELEMENTS = 16384  # of a group, padded: 32 for each of 512 threads
-TILE_ELEMENTS = 2048  # several samples of a small group make one tile of this size
-LOOP_ELEMENTS, LOOP_WARPS = 4096, 8  # of a tile of larger groups
 WARPS = {2048: 2, 4096: 4, 8192: 8, 16384: 16}
-ALL = tuple(ARCHITECTURES)
 
 
 def group_norm_mish_reference(x, groups, weight, bias, scale=None, shift=None, epsilon=1e-5):
@@ -67,69 +70,6 @@ def statistics_and_normal(x, groups, epsilon):
     centred = rows - rows.mean(dim=-1, keepdim=True)
     inverse = torch.rsqrt(centred.square().mean(dim=-1, keepdim=True) + epsilon)
     return inverse, (centred * inverse).view(x.shape)
-
-
-@triton.jit
-def mish(x, ASSEMBLY: tl.constexpr):
-    """x · u / (u + 2) with u = e · (e + 2) and e = exp(x), as in `mish_and_slope`.
-
-    ASSEMBLY, on a GPU: one instruction each for the power of 2 and for the reciprocal. They are a few units off in the
-    last place and take numbers below 2^-126 for 0. `tl.exp2` and a division take ten more instructions, for such
-    numbers and the last digit. With 40 for an element the kernel waits for the arithmetic and not for the memory.
-    """
-    power = tl.minimum(x, 20.0) * LOG2_E
-    if ASSEMBLY:
-        exponential = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [power], dtype=tl.float32,
-                                                is_pure=True, pack=1)  # fmt: skip
-        product = exponential * (exponential + 2.0)
-        inverse = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [product + 2.0], dtype=tl.float32,
-                                            is_pure=True, pack=1)  # fmt: skip
-    else:
-        exponential = tl.exp2(power)
-        product = exponential * (exponential + 2.0)
-        inverse = 1.0 / (product + 2.0)
-    return x * (product * inverse)
-
-
-@triton.jit
-def mish_and_slope(x):
-    """mish(x) and its derivative, with one exponential.
-
-    With e = exp(x) and u = e · (e + 2): tanh(log(1 + e)) = u / (u + 2). Beyond 20 this is 1 to the last digit of
-    float32, and e² would overflow from 44 on.
-    """
-    exponential = tl.exp(tl.minimum(x, 20.0))
-    product = exponential * (exponential + 2.0)
-    inverse = 1.0 / (product + 2.0)
-    tanh = product * inverse
-    slope = tanh + x * (4.0 * exponential * (1.0 + exponential) * inverse * inverse)
-    return x * tanh, tl.where(x > 20.0, 1.0, slope)
-
-
-@triton.jit
-def total_of_each(sums, OUTER: tl.constexpr, INNER: tl.constexpr):
-    """[OUTER · INNER] -> the same shape: each element becomes the sum of the INNER neighbours that it belongs to."""
-    totals = tl.sum(tl.reshape(sums, [OUTER, INNER]), axis=1)  # [OUTER]
-    return tl.reshape(tl.broadcast_to(totals[:, None], [OUTER, INNER]), [OUTER * INNER])
-
-
-@triton.jit
-def merged_moments(mean, squares, count, tile_mean, tile_squares, tile_count):
-    """Mean, sum of squared distances from it, and count, of two sets of numbers together."""
-    total = count + tile_count
-    distance = tile_mean - mean
-    share = tile_count / total
-    return mean + distance * share, squares + tile_squares + distance * distance * count * share, total
-
-
-@triton.jit
-def scaled_and_shifted(out, scale_pointer, shift_pointer, sample, channel, exists, scale_stride, shift_stride):
-    """scale · out + shift; out itself where there is none."""
-    if scale_pointer is not None:
-        scale = tl.load(scale_pointer + sample * scale_stride + channel, mask=exists, other=0.0).to(tl.float32)
-        shift = tl.load(shift_pointer + sample * shift_stride + channel, mask=exists, other=0.0).to(tl.float32)
-        out = out * scale + shift
-    return out
 
 
 @triton.jit
@@ -203,69 +143,6 @@ def sum_of_each(tile):
     return total
 
 
-@triton.jit
-def group_norm_mish_loop_kernel(
-    x_pointer,
-    weight_pointer,
-    bias_pointer,
-    scale_pointer,
-    shift_pointer,
-    out_pointer,
-    statistics_pointer,
-    channels,
-    groups,
-    length,
-    batch_stride,
-    channel_stride,
-    scale_stride,
-    shift_stride,
-    epsilon,
-    BLOCK_CHANNELS: tl.constexpr,
-    BLOCK_LENGTH: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
-):
-    """One program: one large group of one sample, tile by tile, read twice and written once."""
-    members = channels // groups
-    group = tl.program_id(0) % groups
-    sample = (tl.program_id(0) // groups).to(tl.int64)
-    x_sample = x_pointer + sample * batch_stride
-    mean = 0.0
-    squares = 0.0
-    count = 0.0
-    for start_member in tl.range(0, members, BLOCK_CHANNELS):
-        member = start_member + tl.arange(0, BLOCK_CHANNELS)[:, None]  # [BLOCK_CHANNELS, 1]
-        x_row = x_sample + (group * members + member).to(tl.int64) * channel_stride
-        for start in tl.range(0, length, BLOCK_LENGTH):
-            position = start + tl.arange(0, BLOCK_LENGTH)[None, :]  # [1, BLOCK_LENGTH]
-            inside = (member < members) & (position < length)
-            x = tl.load(x_row + position, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
-            rows = tl.minimum(BLOCK_CHANNELS, members - start_member)
-            tile_count = (rows * tl.minimum(BLOCK_LENGTH, length - start)).to(tl.float32)
-            tile_mean = tl.sum(x) / tile_count
-            centred = tl.where(inside, x - tile_mean, 0.0)  # [BLOCK_CHANNELS, BLOCK_LENGTH]
-            mean, squares, count = merged_moments(mean, squares, count, tile_mean, tl.sum(centred * centred),
-                                                  tile_count)  # fmt: skip
-    inverse = tl.rsqrt(squares / count + epsilon)
-    tl.store(statistics_pointer + 2 * (sample * groups + group), mean)
-    tl.store(statistics_pointer + 2 * (sample * groups + group) + 1, inverse)
-    for start_member in tl.range(0, members, BLOCK_CHANNELS):
-        member = start_member + tl.arange(0, BLOCK_CHANNELS)[:, None]  # [BLOCK_CHANNELS, 1]
-        channel = group * members + member
-        exists = member < members
-        weight = tl.load(weight_pointer + channel, mask=exists, other=0.0).to(tl.float32)  # [BLOCK_CHANNELS, 1]
-        bias = tl.load(bias_pointer + channel, mask=exists, other=0.0).to(tl.float32)  # [BLOCK_CHANNELS, 1]
-        for start in tl.range(0, length, BLOCK_LENGTH):
-            position = start + tl.arange(0, BLOCK_LENGTH)[None, :]  # [1, BLOCK_LENGTH]
-            inside = exists & (position < length)
-            x_tile = x_sample + channel.to(tl.int64) * channel_stride + position
-            x = tl.load(x_tile, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
-            out = mish((x - mean) * (inverse * weight) + bias, ASSEMBLY)
-            out = scaled_and_shifted(out, scale_pointer, shift_pointer, sample, channel, exists, scale_stride,
-                                     shift_stride)  # [BLOCK_CHANNELS, BLOCK_LENGTH]  # fmt: skip
-            out_tile = out_pointer + (sample * channels + channel) * length + position
-            tl.store(out_tile, out.to(out_pointer.dtype.element_ty), mask=inside, eviction_policy="evict_first")
-
-
 def group_norm_mish_forward(x, groups, weight, bias, scale=None, shift=None, epsilon=1e-5):
     """(out, statistics) by a kernel, without a gradient.
 
@@ -294,66 +171,12 @@ def group_norm_mish_forward(x, groups, weight, bias, scale=None, shift=None, eps
     return out, statistics
 
 
-def check(x, groups, weight, bias, scale, shift) -> None:
-    """What both passes ask of the forward pass's arguments."""
-    check_tensor("x", x, FLOAT_DTYPES)
-    check_channels("x", x)
-    check_groups(groups, x.shape[1])
-    check_film(scale, shift, x, x.shape[1])
-    for name, vector in (("weight", weight), ("bias", bias)):
-        check_weight(vector, x, name, x.shape[1], "channel")
-
-
-def check_channels(name: str, x) -> None:
-    """Raise a ValueError unless it is [batch, channels, length] with contiguous rows that are not empty."""
-    if x.dim() != 3 or 0 in x.shape[1:]:
-        raise ValueError(
-            f"{name} has shape {tuple(x.shape)}; it must be [batch, channels, length], with at least one channel and "
-            "one position."
-        )
-    if x.shape[2] > 1 and x.stride(2) != 1:
-        raise ValueError(
-            f"{name} has strides {x.stride()}; its last dimension must be contiguous (stride 1). "
-            f"Call {name}.contiguous() first."
-        )
-
-
-def check_groups(groups, channels: int) -> None:
-    whole = isinstance(groups, int) and not isinstance(groups, bool)
-    if not whole or groups < 1 or channels % groups:
-        raise ValueError(
-            f"groups is {groups!r} for {channels} channels; it must be a whole number of at least 1 that divides them."
-        )
-
-
-def check_film(scale, shift, x, channels: int) -> None:
-    """Raise a ValueError unless scale and shift are both None, or both [batch, channels] of x's dtype."""
-    if (scale is None) != (shift is None):
-        given, missing = ("shift", "scale") if scale is None else ("scale", "shift")
-        raise ValueError(f"{missing} is None beside a {given}; pass both, or neither.")
-    if scale is None:
-        return
-    wanted = x.new_empty((x.shape[0], channels))
-    for name, tensor in (("scale", scale), ("shift", shift)):
-        check_tensor(name, tensor, FLOAT_DTYPES)
-        check_alike(name, tensor, "[batch, channels] of x", wanted)
-        if channels > 1 and tensor.stride(1) != 1:
-            raise ValueError(
-                f"{name} has strides {tensor.stride()}; its last dimension must be contiguous (stride 1). "
-                f"Call {name}.contiguous() first."
-            )
-
-
 def launch(x, groups: int, vectors, out, statistics, epsilon: float) -> None:
     batch, channels, length = x.shape
     film = [0 if tensor is None else tensor.stride(0) for tensor in vectors[2:]]
     block_channels, block_length = tile_of(channels // groups, length)
     if block_channels * block_length > ONE_PASS_ELEMENTS:
-        block_channels, block_length = tile_of_loop(block_channels, block_length, LOOP_ELEMENTS)
-        group_norm_mish_loop_kernel[(batch * groups,)](
-            x, *vectors, out, statistics, channels, groups, length, *x.stride()[:2], *film, epsilon,
-            BLOCK_CHANNELS=block_channels, BLOCK_LENGTH=block_length, ASSEMBLY=x.is_cuda, num_warps=LOOP_WARPS,
-        )  # fmt: skip
+        launch_loop(x, groups, vectors, out, statistics, epsilon, (block_channels, block_length))
         return
     block_samples = samples_of_tile(batch, block_channels * block_length)
     unit = math.gcd(length, *x.stride()[:2], LARGEST_GROUP)
@@ -365,24 +188,8 @@ def launch(x, groups: int, vectors, out, statistics, epsilon: float) -> None:
     )  # fmt: skip
 
 
-def tile_of(members: int, length: int) -> tuple[int, int]:
-    """(BLOCK_CHANNELS, BLOCK_LENGTH) of a whole group."""
-    return triton.next_power_of_2(members), triton.next_power_of_2(length)
-
-
-def tile_of_loop(block_channels: int, block_length: int, elements: int) -> tuple[int, int]:
-    """(BLOCK_CHANNELS, BLOCK_LENGTH) of a tile of a large group, of so many elements and as long as it goes."""
-    block_length = min(block_length, elements)
-    return min(block_channels, elements // block_length), block_length
-
-
-def samples_of_tile(batch: int, elements: int) -> int:
-    """BLOCK_SAMPLES: a power of two, so that a tile has about TILE_ELEMENTS."""
-    return min(max(1, TILE_ELEMENTS // elements), triton.next_power_of_2(batch))
-
-
 def compile_cases() -> list[CompileCase]:
-    """What ships, for the compile gate: the block of Diffusion Policy, the largest group of one pass, and the loop."""
+    """What ships, for the compile gate: the block of Diffusion Policy, and the largest group of one pass."""
     cases = []
     tiles = ((4, 32, 16), (1, 64, 256))
     for kind in ("fp16", "fp32"):
@@ -392,8 +199,4 @@ def compile_cases() -> list[CompileCase]:
             cases.append(CompileCase(group_norm_mish_kernel, signature_of(group_norm_mish_kernel, kind), constants,
                                      num_warps=WARPS[samples * members * length],
                                      label=f"{kind} {members} × {length}"))  # fmt: skip
-        constants = {"BLOCK_CHANNELS": 1, "BLOCK_LENGTH": LOOP_ELEMENTS, "ASSEMBLY": True}
-        signature = signature_of(group_norm_mish_loop_kernel, kind)
-        cases.append(CompileCase(group_norm_mish_loop_kernel, signature, constants, num_warps=LOOP_WARPS,
-                                 label=kind))  # fmt: skip
     return cases

@@ -8,8 +8,7 @@ the other, so that one can multiply while the other takes exponentials. Asked fo
 Triton does this on Hopper for a narrow form, which is what is here: descriptors made in the kernel, one loop, no mask,
 so that lengths are multiples of the tiles, and nothing but the output. Found by measurement on an H200 with Triton 3.6:
 a mask by rows and a log-sum-exp come out wrong for the second half of a tile's rows, and a third stage gives NaN. Other
-versions compile this form, but were not run. `flash_attention` takes this kernel only for what was seen to be right,
-and faster.
+versions compile this form, but were not run. `specialization_pays` names what was seen to be right, and faster.
 """
 
 import torch
@@ -18,8 +17,10 @@ import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.attention.parts import SIZES
+from course_lib.kernels.common.attention_checks import check_attention_inputs
+from course_lib.kernels.common.machine import architecture_of
 from course_lib.kernels.common.signatures import signature_of
-from course_lib.kernels.common.softmax import finish_rows, weigh
+from course_lib.kernels.common.softmax import finish_rows, scale_in_log2, weigh
 from course_lib.kernels.common.tiles import Tiles
 
 SPECIALIZED_TILES = Tiles(128, 128, warps=4, stages=2)
@@ -88,16 +89,32 @@ def flash_attention_specialized_kernel(
     outputs.store([first_query, 0], output.to(output_pointer.dtype.element_ty))
 
 
-def specialization_pays(arch: int, query: torch.Tensor, key: torch.Tensor, block_d: int) -> bool:
+def flash_attention_specialized(query, key, value, *, scale=None):
+    """The output of `flash_attention` without a mask, for inputs that `tma_takes` where `specialization_pays`."""
+    check_attention_inputs(query, key, value, scale=scale)
+    batch, query_heads, query_length, head_dim = query.shape
+    key_heads, key_length = key.shape[1:3]
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    triton.set_allocator(allocate_descriptors)
+    flash_attention_specialized_kernel[(query_length // SPECIALIZED_TILES.query_rows * batch * query_heads,)](
+        query, key, value, output,
+        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3],
+        query_heads, query_heads // key_heads, query_length, key_length,
+        scale_in_log2(scale, head_dim), head_dim, SPECIALIZED_BLOCK_D, **SPECIALIZED_TILES.settings(),
+    )  # fmt: skip
+    return output
+
+
+def specialization_pays(query: torch.Tensor, key: torch.Tensor) -> bool:
     """Whether the kernel above is right, and faster than the others, on these [batch, heads, length, head_dim].
 
     That is without a mask and a log-sum-exp, which it knows nothing of.
     """
     return (
-        arch == 90
+        architecture_of(query.device) == 90
         and triton.__version__.startswith(TRITON_VERSIONS_RUN)
         and key.dtype != torch.float32
-        and block_d == SPECIALIZED_BLOCK_D
+        and triton.next_power_of_2(query.shape[3]) == SPECIALIZED_BLOCK_D
         and key.shape[2] >= SPECIALIZED_LEAST_KEYS
         and key.shape[2] % SPECIALIZED_TILES.key_rows == 0
         and query.shape[2] % SPECIALIZED_TILES.query_rows == 0

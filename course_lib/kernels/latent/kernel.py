@@ -24,7 +24,7 @@ from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.common.pages import load_page_numbers, page_rows
 from course_lib.kernels.common.softmax import finish_rows
 from course_lib.kernels.common.splits import whole_tiles
-from course_lib.kernels.latent.parts import attend_to_latents, load_latents, load_query_rows
+from course_lib.kernels.latent.parts import attend_to_latents, load_latents, load_query_rows, scores_apart, scores_of
 from course_lib.kernels.latent.tiles import latent_compile_cases
 
 
@@ -81,11 +81,11 @@ def latent_decode_kernel(
         latents, rotary_keys = load_latents(tile, tile_rows, positions < end, VALUE_DIM, ROPE_DIM, BLOCK_R)
         if BLOCK_M >= 64:  # wgmma
             if start < end:  # always. What is in a branch comes last in a step: the next loads are sent before it
-                state = attend_to_latents(
-                    query, latents, rotary_keys, last_seen - start, state, scale_log2, begin < end
-                )
+                scores = scores_apart(query, latents, rotary_keys, scale_log2, begin < end)  # [BLOCK_M, BLOCK_N]
+                state = attend_to_latents(scores, latents, last_seen - start, state)
         else:
-            state = attend_to_latents(query, latents, rotary_keys, last_seen - start, state, scale_log2, None)
+            scores = scores_of(query, latents, rotary_keys, scale_log2)  # [BLOCK_M, BLOCK_N]
+            state = attend_to_latents(scores, latents, last_seen - start, state)
         pages = next_pages
 
     running_max, weight_sums, accumulator = state

@@ -49,7 +49,7 @@ def load_latents(tile, rows, inside, VALUE_DIM: tl.constexpr, ROPE_DIM: tl.const
 def scores_of(query, latents, rotary_keys, scale_log2):
     """Scores [BLOCK_M, BLOCK_N] in units of log 2, without a mask.
 
-    Scaled one by one: a sum of two products without a factor becomes a chain of them, which `attend_to_latents` avoids.
+    Scaled one by one: a sum of two products without a factor becomes a chain of them, which `scores_apart` avoids.
     """
     latent_part, rotary_part = query
     latent_scores = tl.dot(latent_part, tl.trans(latents), input_precision=FLOAT32_PRECISION)
@@ -58,26 +58,31 @@ def scores_of(query, latents, rotary_keys, scale_log2):
 
 
 @triton.jit
-def attend_to_latents(query, latents, rotary_keys, last_seen, softmax_state, scale_log2, true):
+def scores_apart(query, latents, rotary_keys, scale_log2, has_keys):
+    """`scores_of`, in a branch of which the compiler learns too late that it is always taken.
+
+    A product whose result goes into another product has its rows dealt to the warps, and eight warps that share 64 rows
+    would all compute each score twice (H100, 128 sequences of 1,151 tokens and 128 heads: 202 µs instead of 140). The
+    compiler does not look beyond a branch, and then deals out the keys too. Afterwards it finds that a program which is
+    in its loop has keys, and drops the branch: none is in the machine code.
+    """
+    if has_keys:
+        scores = scores_of(query, latents, rotary_keys, scale_log2)
+    else:  # as expensive: a constant would be cheap enough to compute twice, and bring the two layouts back
+        scores = scores_of(query, latents, rotary_keys, 0.5 * scale_log2)
+    return scores
+
+
+@triton.jit
+def attend_to_latents(scores, latents, last_seen, softmax_state):
     """The softmax state after one more tile of the cache, whose latents are the keys and, as they are, the values.
 
-    query: (latent part, rotary part); last_seen [BLOCK_M]: the last key that each row sees, counted from the tile's
-    first. softmax_state: running_max [BLOCK_M], weight_sums [BLOCK_M, BLOCK_N], accumulator [BLOCK_M, VALUE_DIM]. Each
-    column of a tile has a sum of its own: a row's columns lie in different warps, which wait for each other once, at
-    the end (measured on an H100: 7 % of the whole).
-
-    true: None, or a condition that holds, and that the compiler learns to hold only after it has dealt out the work. A
-    product whose result goes into another product has its rows dealt to the warps, and eight warps that share 64 rows
-    would all compute each score twice (H100, 128 sequences of 1,151 tokens and 128 heads: 202 µs instead of 140). The
-    compiler does not look beyond a branch, and then deals out the keys too.
+    last_seen [BLOCK_M]: the last key that each row sees, counted from the tile's first. softmax_state: running_max
+    [BLOCK_M], weight_sums [BLOCK_M, BLOCK_N], accumulator [BLOCK_M, VALUE_DIM]. Each column of a tile has a sum of its
+    own: a row's columns lie in different warps, which wait for each other once, at the end (measured on an H100: 7 % of
+    the whole).
     """
     running_max, weight_sums, accumulator = softmax_state
-    if true is None:
-        scores = scores_of(query, latents, rotary_keys, scale_log2)
-    elif true:
-        scores = scores_of(query, latents, rotary_keys, scale_log2)
-    else:  # never taken; a constant here would be cheap enough to compute twice, and bring the two layouts back
-        scores = scores_of(query, latents, rotary_keys, 0.5 * scale_log2)
     visible = tl.arange(0, latents.shape[0])[None, :] <= last_seen[:, None]  # [BLOCK_M, BLOCK_N]
     scores = tl.where(visible, scores, float("-inf"))  # [BLOCK_M, BLOCK_N]
     new_max, weights, rescale = weigh(scores, running_max, 1.0, MASKED=True)

@@ -16,9 +16,10 @@ FLOPs: 6 · query_heads · head_dim per key. Bytes: key_heads · head_dim · 9/8
 byte is a code, and 64 codes have 4 bytes of scale and middle. 131,072 tokens with 8 KV heads of 128 are 151 MB, against
 537 MB in 16 bits.
 
-Codes are loaded as words of four, of four neighbouring channels: each is a tile of its own, with a product over a
-quarter of the channels for the scores and an accumulator for the values. The output's columns are put in order when all
-keys are done. Scales are asked for one tile ahead.
+Codes are loaded as words of four neighbouring channels. A word's first code becomes a number of one tile, its second of
+another, and so on. So every tile of this kernel comes as four *quarters*: quarter q holds the channels 4i + q. A score
+is the sum of four products, one for each quarter of the channels, and the accumulator is four tiles, one for each
+quarter of the output, whose columns are put in order when all keys are done. Scales are asked for one tile ahead.
 Source: Liu et al., KIVI, arXiv 2402.02750; Dao et al., Flash-Decoding for long-context inference, 2023.
 """
 
@@ -53,8 +54,8 @@ LARGEST_WEIGHT = tl.constexpr(14.0)
 
 
 @triton.jit
-def quarters(rows):
-    """The columns 4i, 4i + 1, 4i + 2 and 4i + 3 of [ROWS, COLUMNS], a tile of [ROWS, COLUMNS / 4] each."""
+def quarters_of(rows):
+    """The four quarters of [ROWS, COLUMNS]: the columns 4i, 4i + 1, 4i + 2 and 4i + 3, [ROWS, COLUMNS / 4] each."""
     even, odd = tl.split(tl.reshape(rows, (rows.shape[0], rows.shape[1] // 4, 2, 2)))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
@@ -63,30 +64,36 @@ def quarters(rows):
 
 @triton.jit
 def load_quarters(pointers, mask):
-    """Columns 4i to 4i + 3, [ROWS, COLUMNS] each, from pointers to columns 4i."""
-    return (tl.load(pointers, mask=mask, other=0.0), tl.load(pointers + 1, mask=mask, other=0.0),
-            tl.load(pointers + 2, mask=mask, other=0.0), tl.load(pointers + 3, mask=mask, other=0.0))  # fmt: skip
+    """The quarters of a tile, [ROWS, COLUMNS / 4] each, from pointers to the columns 4i."""
+    found = ()
+    for quarter in tl.static_range(4):
+        found = found + (tl.load(pointers + quarter, mask=mask, other=0.0),)
+    return found
 
 
 @triton.jit
-def key_products(rows, keys, dtype: tl.constexpr):
-    """Scores [BLOCK_M, BLOCK_N] from quarters of the queries [BLOCK_M, K] and of the keys [BLOCK_N, K]."""
-    scores = tl.dot(rows[0], tl.trans(keys[0].to(dtype)), input_precision=FLOAT32_PRECISION)
-    scores = tl.dot(rows[1], tl.trans(keys[1].to(dtype)), scores, input_precision=FLOAT32_PRECISION)
-    scores = tl.dot(rows[2], tl.trans(keys[2].to(dtype)), scores, input_precision=FLOAT32_PRECISION)
-    return tl.dot(rows[3], tl.trans(keys[3].to(dtype)), scores, input_precision=FLOAT32_PRECISION)
+def key_products(query, keys, dtype: tl.constexpr):
+    """Scores [BLOCK_M, BLOCK_N] from the quarters of the queries, [BLOCK_M, K], and of the keys, [BLOCK_N, K].
+
+    A score is a sum over all channels: over the first quarter of them, and then over the others.
+    """
+    scores = tl.dot(query[0], tl.trans(keys[0].to(dtype)), input_precision=FLOAT32_PRECISION)
+    for quarter in tl.static_range(1, 4):
+        keys_t = tl.trans(keys[quarter].to(dtype))  # [K, BLOCK_N]
+        scores = tl.dot(query[quarter], keys_t, scores, input_precision=FLOAT32_PRECISION)
+    return scores
 
 
 @triton.jit
 def add_values(totals, weights, values, rescale, dtype: tl.constexpr):
-    """Four accumulators [BLOCK_M, HEAD_DIM / 4] after one more tile of values, quarters [BLOCK_N, HEAD_DIM / 4]."""
+    """The accumulator's quarters [BLOCK_M, K] after one more tile of values, whose quarters are [BLOCK_N, K]."""
     weights, rescale = weights.to(dtype), rescale[:, None]
-    return (
-        tl.dot(weights, values[0].to(dtype), totals[0] * rescale, input_precision=FLOAT32_PRECISION),
-        tl.dot(weights, values[1].to(dtype), totals[1] * rescale, input_precision=FLOAT32_PRECISION),
-        tl.dot(weights, values[2].to(dtype), totals[2] * rescale, input_precision=FLOAT32_PRECISION),
-        tl.dot(weights, values[3].to(dtype), totals[3] * rescale, input_precision=FLOAT32_PRECISION),
-    )
+    added = ()
+    for quarter in tl.static_range(4):
+        value_tile = values[quarter].to(dtype)  # [BLOCK_N, K]
+        total = tl.dot(weights, value_tile, totals[quarter] * rescale, input_precision=FLOAT32_PRECISION)
+        added = added + (total,)  # type: ignore[assignment]  # it grows
+    return added
 
 
 @triton.jit
@@ -111,19 +118,29 @@ def load_pair(scales, middles, places, exists):
 
 
 @triton.jit
-def four_of(words):
-    """The four float16 numbers of int64 words [K], each [1, K]."""
-    return number_of(words, 0), number_of(words, 16), number_of(words, 32), number_of(words, 48)
+def numbers_of(words):
+    """The four float16 numbers in each of the int64 words [K], one for a quarter: four times [1, K]."""
+    found = ()
+    for quarter in tl.static_range(4):
+        bits = (words >> (16 * quarter)).to(tl.int16)  # [K]
+        found = found + (bits.to(tl.float16, bitcast=True)[None, :],)
+    return found
 
 
 @triton.jit
-def number_of(words, SHIFT: tl.constexpr):
-    return (words >> SHIFT).to(tl.int16).to(tl.float16, bitcast=True)[None, :]
+def halved(quarters):
+    half = ()
+    for quarter in tl.static_range(4):
+        half = half + (quarters[quarter] * 0.5,)
+    return half
 
 
 @triton.jit
-def halved(middles):
-    return middles[0] * 0.5, middles[1] * 0.5, middles[2] * 0.5, middles[3] * 0.5
+def columns_in_order(quarters):
+    """[ROWS, COLUMNS] from its four quarters, [ROWS, COLUMNS / 4] each: what `quarters_of` undoes."""
+    even = tl.join(quarters[0], quarters[2])  # [ROWS, COLUMNS / 4, 2]
+    odd = tl.join(quarters[1], quarters[3])
+    return tl.reshape(tl.join(even, odd), (quarters[0].shape[0], 4 * quarters[0].shape[1]))
 
 
 @triton.jit(do_not_specialize=(*DECODE_SIZES, "blocks"))
@@ -157,7 +174,7 @@ def int4_decode_kernel(
     waiting = (rows < end - last_block * GROUP) & (rows * 0 + begin < end)  # [64]
     window = (first_row + rows)[:, None] * HEAD_DIM + 4 * tl.arange(0, WORDS)[None, :]
     keys = load_quarters(key_window + window, waiting[:, None])
-    scores = key_products(quarters(query), keys, query.dtype) * scale_log2
+    scores = key_products(quarters_of(query), keys, query.dtype) * scale_log2
     scores = tl.where(waiting[None, :], scores, float("-inf"))  # [BLOCK_M, 64]
     nothing = tl.full([BLOCK_M], float("-inf"), tl.float32)
     running_max, weights, rescale = weigh(scores, nothing, 1.0, MASKED=True, EXPONENT=LARGEST_WEIGHT)
@@ -170,7 +187,7 @@ def int4_decode_kernel(
     query, score_scale = normalised_queries(query)  # [BLOCK_M, HEAD_DIM], [BLOCK_M]
     score_scale = (score_scale * (2.0 * scale_log2))[:, None]
     dtype: tl.constexpr = query.dtype
-    query = quarters(query)
+    query = quarters_of(query)
     scale_pointers = key_scales, key_middles, value_scales, value_middles
     code_rows = rows.to(tl.int64)[:, None] * WORDS + tl.arange(0, WORDS)[None, :]  # [64, HEAD_DIM / 4]
     first_block = begin // GROUP
@@ -187,7 +204,7 @@ def int4_decode_kernel(
         codes = block * (GROUP * WORDS) + code_rows
         by_channel, by_token = scales
         words = tl.load(key_codes + codes, eviction_policy="evict_first")
-        key_tiles = int4_numbers(words, four_of(by_channel[0]), halved(four_of(by_channel[1])), dtype, ASSEMBLY)
+        key_tiles = int4_numbers(words, numbers_of(by_channel[0]), halved(numbers_of(by_channel[1])), dtype, ASSEMBLY)
         scores = key_products(query, key_tiles, dtype) * score_scale
         running_max, weights, rescale = weigh(scores, running_max, 1.0, MASKED=True, EXPONENT=LARGEST_WEIGHT)
         weight_sums = weight_sums * rescale[:, None] + weights
@@ -200,8 +217,7 @@ def int4_decode_kernel(
         block = next_block
         scales = next_scales
 
-    even = tl.join(totals[0], totals[2])  # [BLOCK_M, HEAD_DIM / 4, 2]
-    accumulator = 2.0 * tl.reshape(tl.join(even, tl.join(totals[1], totals[3])), (BLOCK_M, HEAD_DIM))
+    accumulator = 2.0 * columns_in_order(totals)  # [BLOCK_M, HEAD_DIM]
     finish_split(running_max, tl.sum(weight_sums, axis=1), accumulator, heads, is_head,
                  (output_pointer + batch * output_batch_stride, output_head_stride),
                  lse_pointer if lse_pointer is None else lse_pointer + batch * query_heads,

@@ -67,19 +67,12 @@ def int4_numbers(words, scales, middles, dtype: tl.constexpr, ASSEMBLY: tl.const
             dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=2,
         )  # fmt: skip
     else:
-        numbers = (
-            plain_int4_numbers(words, scales[0], middles[0], 0, dtype),
-            plain_int4_numbers(words, scales[1], middles[1], 4, dtype),
-            plain_int4_numbers(words, scales[2], middles[2], 8, dtype),
-            plain_int4_numbers(words, scales[3], middles[3], 12, dtype),
-        )
+        numbers = ()
+        for quarter in tl.static_range(4):
+            codes = (((words >> (4 * quarter)) & 15) ^ 8).to(tl.float32) - 8.0
+            halves = codes * 0.5 * scales[quarter].to(tl.float32) + middles[quarter].to(tl.float32)
+            numbers = numbers + (halves.to(dtype),)
     return numbers
-
-
-@triton.jit
-def plain_int4_numbers(words, scales, middles, SHIFT: tl.constexpr, dtype: tl.constexpr):
-    codes = (((words >> SHIFT) & 15) ^ 8).to(tl.float32) - 8.0
-    return (codes * 0.5 * scales.to(tl.float32) + middles.to(tl.float32)).to(dtype)
 
 
 @triton.jit
