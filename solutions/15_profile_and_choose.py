@@ -227,7 +227,7 @@ for name, seen in metrics.items():
 #   comparison is one instruction, and the block takes 540 (`hide_scores` in `kernels/hopper/parts.py`).
 # - **Some blocks were computed for nothing.** In a tile of 192 queries, the first 64 often see no key of the last
 #   block. Now each consumer computes only the blocks that its own queries see, and frees the others (`pass_on` in
-#   `kernels/hopper/flash.py`).
+#   `kernels/hopper/consumer.py`).
 #
 # With the first two changes the kernel reached 526 TFLOP/s, against the same 474 for cuDNN. The third change was
 # measured in another run, with the same head dimension and mask but with shorter contexts: it brought 470 instead of

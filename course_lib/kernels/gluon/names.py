@@ -29,6 +29,7 @@ try:
     wait_for_stores = tma.store_wait
     from triton._C.libtriton import ir
     from triton.experimental.gluon.language._core import _unwrap_if_constexpr, builtin
+    from triton.language.core import _aggregate as aggregate
 
     ADD = ir.DESCRIPTOR_REDUCE_KIND.ADD
 except (ImportError, AttributeError) as error:
@@ -52,6 +53,6 @@ def reinterpret(tile, shape, layout, _semantic=None):
 
 
 __all__ = [
-    "TensorDescriptor", "add_tile", "fence_async_shared", "gl", "gluon", "load_tile", "mbarrier", "reinterpret",
-    "store_tile", "wait_for_stores", "warpgroup_mma", "warpgroup_mma_init", "warpgroup_mma_wait",
+    "TensorDescriptor", "add_tile", "aggregate", "fence_async_shared", "gl", "gluon", "load_tile", "mbarrier",
+    "reinterpret", "store_tile", "wait_for_stores", "warpgroup_mma", "warpgroup_mma_init", "warpgroup_mma_wait",
 ]  # fmt: skip

@@ -109,10 +109,9 @@ def tile_scale(scales, sizes, batch_index, head, first_query):
     """What the scores of a consumer's 64 queries are multiplied by in every block, its keys' scale apart."""
     scale_log2, query_scales, _key_scales, _value_scales = scales
     if query_scales is not None:
-        _batch, query_heads, _heads_per_key_head, query_length, _key_length, _heads_at_once = sizes
-        blocks = gl.cdiv(query_length, QUERIES_OF_A_SCALE)
+        blocks = gl.cdiv(sizes.query_length, QUERIES_OF_A_SCALE)
         block = gl.minimum(first_query // QUERIES_OF_A_SCALE, blocks - 1)  # a tile's last consumers may have no queries
-        scale_log2 *= gl.load(query_scales + (batch_index * query_heads + head) * blocks + block)
+        scale_log2 *= gl.load(query_scales + (batch_index * sizes.query_heads + head) * blocks + block)
     return scale_log2
 
 
@@ -122,9 +121,8 @@ def block_scale(scaling, block, BLOCK_N: gl.constexpr):
     scale, scales, sizes, batch_index, head = scaling
     _scale_log2, _query_scales, key_scales, _value_scales = scales
     if key_scales is not None:
-        _batch, query_heads, heads_per_key_head, _query_length, key_length, _heads_at_once = sizes
-        key_head = (batch_index * query_heads + head) // heads_per_key_head
-        row = key_scales + key_head * gl.cdiv(key_length, KEYS_OF_A_SCALE)
+        key_head = (batch_index * sizes.query_heads + head) // sizes.heads_per_key_head
+        row = key_scales + key_head * gl.cdiv(sizes.key_length, KEYS_OF_A_SCALE)
         scale *= gl.load(row + block * BLOCK_N // KEYS_OF_A_SCALE)
     return scale
 
@@ -134,10 +132,9 @@ def scale_channels(output, scales, sizes, batch_index, head):
     """A finished tile [64, HEAD_DIM] times the scale of each channel of its values."""
     _scale_log2, _query_scales, _key_scales, value_scales = scales
     if value_scales is not None:
-        _batch, query_heads, heads_per_key_head, _query_length, _key_length, _heads_at_once = sizes
         HEAD_DIM: gl.constexpr = output.shape[1]
         channels = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, output.type.layout))
-        key_head = (batch_index * query_heads + head) // heads_per_key_head
+        key_head = (batch_index * sizes.query_heads + head) // sizes.heads_per_key_head
         output *= gl.expand_dims(gl.load(value_scales + key_head * HEAD_DIM + channels), 0)
     return output
 

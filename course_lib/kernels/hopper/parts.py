@@ -10,16 +10,20 @@ from course_lib.kernels.common.numbers import LN_2
 from course_lib.kernels.gluon.names import gl, gluon
 from course_lib.kernels.gluon.parts import row_max, sum_by_thread
 
+GROUP_ROWS = gl.constexpr(64)  # rows of a warp group's matrix product: the hardware's number
+TICKET_SLOTS = gl.constexpr(2)
+
 
 @gluon.jit
-def tile_of(ticket, batch, query_heads, query_length, heads_at_once, TILE_ROWS: gl.constexpr):
+def tile_of(ticket, sizes, TILE_ROWS: gl.constexpr):
     """(batch index, head, first query) of the tile with this number: the order in which tiles are handed out.
 
     A few heads at once, as many as leave their keys and values in the L2 cache; of these the last queries first, which
     see the most keys under a causal mask: long tiles early, short ones to fill the gaps at the end.
     """
-    heads = batch * query_heads
-    query_tiles = gl.cdiv(query_length, TILE_ROWS)
+    query_heads, heads_at_once = sizes.query_heads, sizes.heads_at_once
+    heads = sizes.batch * query_heads
+    query_tiles = gl.cdiv(sizes.query_length, TILE_ROWS)
     group = ticket // (heads_at_once * query_tiles)
     place = ticket % (heads_at_once * query_tiles)
     first_head = group * heads_at_once

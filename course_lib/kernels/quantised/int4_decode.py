@@ -85,12 +85,12 @@ def key_products(query, keys, dtype: tl.constexpr):
 
 
 @triton.jit
-def add_values(totals, weights, values, rescale, dtype: tl.constexpr):
+def add_values(totals, weights, values, rescale):
     """The accumulator's quarters [BLOCK_M, K] after one more tile of values, whose quarters are [BLOCK_N, K]."""
-    weights, rescale = weights.to(dtype), rescale[:, None]
+    rescale = rescale[:, None]
     added = ()
     for quarter in tl.static_range(4):
-        value_tile = values[quarter].to(dtype)  # [BLOCK_N, K]
+        value_tile = values[quarter].to(weights.dtype)  # [BLOCK_N, K]
         total = tl.dot(weights, value_tile, totals[quarter] * rescale, input_precision=FLOAT32_PRECISION)
         added = added + (total,)  # type: ignore[assignment]  # it grows
     return added
@@ -181,7 +181,7 @@ def int4_decode_kernel(
     weight_sums = tl.zeros([BLOCK_M, GROUP], tl.float32) * rescale[:, None] + weights
     empty = tl.zeros([BLOCK_M, WORDS], tl.float32)
     values = load_quarters(value_window + window, waiting[:, None])
-    totals = add_values((empty, empty, empty, empty), weights, values, rescale, query.dtype)
+    totals = add_values((empty, empty, empty, empty), weights.to(query.dtype), values, rescale)
     totals = halved(totals)  # as numbers from codes are
 
     query, score_scale = normalised_queries(query)  # [BLOCK_M, HEAD_DIM], [BLOCK_M]
@@ -213,7 +213,7 @@ def int4_decode_kernel(
         value_tiles = int4_numbers(
             words, (scale, scale, scale, scale), (middle, middle, middle, middle), dtype, ASSEMBLY
         )
-        totals = add_values(totals, weights, value_tiles, rescale, dtype)
+        totals = add_values(totals, weights.to(dtype), value_tiles, rescale)
         block = next_block
         scales = next_scales
 

@@ -1,0 +1,242 @@
+"""The consumers of attention on Hopper: warp groups that multiply and take exponentials, 64 queries each."""
+
+from course_lib.kernels.gluon.names import gl, gluon, mbarrier, wait_for_stores, warpgroup_mma, warpgroup_mma_wait
+from course_lib.kernels.gluon.parts import sum_by_thread
+from course_lib.kernels.hopper.operands import (
+    block_scale,
+    kept_weights,
+    left_operand,
+    query_operand,
+    right_operand,
+    scale_channels,
+    tile_scale,
+    weight_exponent,
+    write_rows,
+)
+from course_lib.kernels.hopper.parts import (
+    GROUP_ROWS,
+    TICKET_SLOTS,
+    finish_rows,
+    hide_scores,
+    key_blocks,
+    online_softmax,
+    read_ticket,
+    tile_of,
+)
+
+
+@gluon.jit
+def ask_for_scores(query, key_tiles, barriers, my_turn, blocks_done, LAYOUT: gl.constexpr, TURNS: gl.constexpr):
+    """Sets the matrix units to Q Kᵀ of the next block of keys, [64, BLOCK_N], and does not wait for it."""
+    STAGES: gl.constexpr = key_tiles.shape[0]
+    BLOCK_N: gl.constexpr = key_tiles.shape[3]
+    HEAD_DIM: gl.constexpr = key_tiles.shape[4]
+    mbarrier.wait(barriers.key_ready.index(blocks_done % STAGES), blocks_done // STAGES & 1)
+    if TURNS:
+        mbarrier.wait(my_turn, blocks_done & 1)
+    key_tile = key_tiles.index(blocks_done % STAGES).reshape([BLOCK_N, HEAD_DIM])
+    empty = gl.zeros([GROUP_ROWS, BLOCK_N], gl.float32, LAYOUT)
+    return warpgroup_mma(query, key_tile.permute((1, 0)), empty, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def ask_for_output(weights, accumulator, value_tiles, blocks_done):
+    """Sets the matrix units to add P V of the block before this one to the output, [64, HEAD_DIM]; doesn't wait."""
+    STAGES: gl.constexpr = value_tiles.shape[0]
+    value_tile = right_operand(value_tiles.index((blocks_done - 1) % STAGES))
+    DEPTH: gl.constexpr = 32 // value_tiles.dtype.primitive_bitwidth  # numbers that lie side by side in a register
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, accumulator.type.layout, DEPTH)
+    operand = left_operand(weights, value_tiles.dtype, OPERAND)
+    return warpgroup_mma(operand, value_tile, accumulator, is_async=True)
+
+
+@gluon.jit
+def step(query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, scaling, weights,
+         softmax_state, accumulator, MASKED: gl.constexpr, TURNS: gl.constexpr):  # fmt: skip
+    """One block of keys: its scores and softmax, while the product of the block before it is under way.
+
+    weights are those of the block before, as `kept_weights` keeps them: int32 [64, BLOCK_N / n]; softmax_state is
+    running_max [64] and running_sum [64, 4]. Returns weights and state of this block, and the accumulator
+    [64, HEAD_DIM], to which the block before has been added.
+    """
+    my_turn, next_turn = turns
+    running_max, running_sum = softmax_state
+    STAGES: gl.constexpr = buffers.keys.shape[0]
+    SCORES: gl.constexpr = running_max.type.layout.parent
+    BLOCK_N: gl.constexpr = buffers.keys.shape[3]
+    stage = blocks_done % STAGES
+
+    scores = ask_for_scores(query, buffers.keys, barriers, my_turn, blocks_done, SCORES, TURNS)  # [64, BLOCK_N]
+    accumulator = ask_for_output(weights, accumulator, buffers.values, blocks_done)  # [64, HEAD_DIM]
+    if TURNS:
+        mbarrier.arrive(next_turn, count=1)
+    scores = warpgroup_mma_wait(1, deps=[scores])  # of the two products asked for, one may still run
+    mbarrier.arrive(barriers.key_free.index(stage), count=1)
+
+    if MASKED:
+        scores = hide_scores(scores, query_positions, block * BLOCK_N, key_length, band)
+    next_weights, rescale, running_max, running_sum = online_softmax(
+        scores,
+        running_max,
+        running_sum,
+        block_scale(scaling, block, BLOCK_N),
+        MASKED,
+        weight_exponent(buffers.keys.dtype),
+    )
+    # The values are wanted only in the next step. But a wait on a barrier is a loop, and keeps the compiler from moving
+    # the wait for the product, which comes next, to before the softmax: ptxas does, and then nothing overlaps.
+    mbarrier.wait(barriers.value_ready.index(stage), blocks_done // STAGES & 1)
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+    mbarrier.arrive(barriers.value_free.index((blocks_done - 1) % STAGES), count=1)
+    ROWS: gl.constexpr = gl.SliceLayout(1, accumulator.type.layout)
+    accumulator = accumulator * gl.expand_dims(gl.convert_layout(rescale, ROWS, assert_trivial=True), 1)
+    weights = kept_weights(next_weights, buffers.keys.dtype)
+    return weights, (running_max, running_sum), accumulator
+
+
+@gluon.jit
+def pass_on(barriers, turns, blocks_done, blocks, STAGES: gl.constexpr, TURNS: gl.constexpr):
+    """Passes over blocks that only others of its tile need: frees their buffers; returns blocks_done after them.
+
+    It waits for each to arrive: before that, its arrival would count for the block before in the same buffer.
+    """
+    my_turn, next_turn = turns
+    for _ in range(blocks):
+        stage = blocks_done % STAGES
+        phase = blocks_done // STAGES & 1
+        if TURNS:
+            mbarrier.wait(my_turn, blocks_done & 1)
+            mbarrier.arrive(next_turn, count=1)
+        mbarrier.wait(barriers.key_ready.index(stage), phase)
+        mbarrier.arrive(barriers.key_free.index(stage), count=1)
+        mbarrier.wait(barriers.value_ready.index(stage), phase)
+        mbarrier.arrive(barriers.value_free.index(stage), count=1)
+        blocks_done += 1
+    return blocks_done
+
+
+@gluon.jit
+def consume(outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scales,
+            GROUP: gl.constexpr, GROUPS: gl.constexpr, QUERY_BUFFERS: gl.constexpr, TURNS: gl.constexpr):  # fmt: skip
+    """A consumer: attention for 64 of the queries of each tile."""
+    query_length, key_length = sizes.query_length, sizes.key_length
+    keys_before, keys_after = band
+    TILE_ROWS: gl.constexpr = GROUP_ROWS * GROUPS
+    STAGES: gl.constexpr = buffers.keys.shape[0]
+    BLOCK_N: gl.constexpr = buffers.keys.shape[3]
+    HEAD_DIM: gl.constexpr = buffers.keys.shape[4]
+    # Where wgmma leaves its results: the four warps one below the other. It sums over 32 bytes at a time.
+    DEPTH: gl.constexpr = 256 // buffers.keys.dtype.primitive_bitwidth
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, DEPTH])
+    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, DEPTH])
+    ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
+    turns = barriers.turns.index(GROUP), barriers.turns.index((GROUP + 1) % GROUPS)
+    my_turn, next_turn = turns
+    tiles = gl.cdiv(query_length, TILE_ROWS) * sizes.batch * sizes.query_heads
+    ticket = gl.program_id(0)
+    tiles_done = 0
+    blocks_done = 0
+    while ticket < tiles:
+        batch_index, head, tile_query = tile_of(ticket, sizes, TILE_ROWS)
+        first_query = tile_query + GROUP * GROUP_ROWS
+        query_positions = first_query + key_length - query_length + gl.arange(0, GROUP_ROWS, layout=ROWS)
+        tile_begin, _whole_begin, _whole_end, tile_end = key_blocks(
+            tile_query + key_length - query_length, key_length, band, TILE_ROWS, BLOCK_N
+        )
+        begin, whole_begin, whole_end, end = key_blocks(
+            first_query + key_length - query_length, key_length, band, GROUP_ROWS, BLOCK_N
+        )
+        if first_query >= query_length:  # no queries: one block, for the sake of the pipeline
+            begin = tile_begin
+            whole_begin = tile_begin
+            whole_end = tile_begin
+            end = tile_begin + 1
+        blocks_done = pass_on(barriers, turns, blocks_done, tile_end - end, STAGES, TURNS)
+        buffer = tiles_done % QUERY_BUFFERS * GROUPS + GROUP
+        mbarrier.wait(barriers.query_ready.index(buffer), tiles_done // QUERY_BUFFERS & 1)
+        query = query_operand(buffers.queries, buffer)
+        scaling = tile_scale(scales, sizes, batch_index, head, first_query), scales, sizes, batch_index, head
+
+        # The first block has no product to hide behind: the other consumers' work fills the matrix units.
+        scores = ask_for_scores(query, buffers.keys, barriers, my_turn, blocks_done, SCORES, TURNS)
+        if TURNS:
+            mbarrier.arrive(next_turn, count=1)
+        if QUERY_BUFFERS > 1:  # by now the tile before has left for memory, and its buffer is free
+            wait_for_stores(0)
+            buffer_before = (tiles_done - 1) % QUERY_BUFFERS * GROUPS + GROUP
+            mbarrier.arrive(barriers.query_free.index(buffer_before), count=1, pred=tiles_done > 0)
+        stage = blocks_done % STAGES
+        scores = warpgroup_mma_wait(0, deps=[scores])
+        mbarrier.arrive(barriers.key_free.index(stage), count=1)
+        if keys_before is not None or keys_after is not None or key_length % BLOCK_N != 0:
+            scores = hide_scores(scores, query_positions, (end - 1) * BLOCK_N, key_length, band)
+        running_max = gl.full([GROUP_ROWS], float("-inf"), gl.float32, ROWS)
+        running_sum = sum_by_thread(gl.zeros([GROUP_ROWS, BLOCK_N], gl.float32, SCORES))
+        weights, _rescale, running_max, running_sum = online_softmax(
+            scores,
+            running_max,
+            running_sum,
+            block_scale(scaling, end - 1, BLOCK_N),
+            True,
+            weight_exponent(buffers.keys.dtype),
+        )
+        weights = kept_weights(weights, buffers.keys.dtype)
+        state = running_max, running_sum
+        accumulator = gl.zeros([GROUP_ROWS, HEAD_DIM], gl.float32, OUTPUT)
+        mbarrier.wait(barriers.value_ready.index(stage), blocks_done // STAGES & 1)
+        blocks_done += 1
+
+        if keys_after is not None:
+            for count in range(end - 1 - whole_end):
+                block = end - 2 - count
+                weights, state, accumulator = step(
+                    query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, scaling,
+                    weights, state, accumulator, True, TURNS,
+                )  # fmt: skip
+                blocks_done += 1
+        query = query_operand(buffers.queries, buffer)
+        for count in range(whole_end - whole_begin):
+            block = whole_end - 1 - count
+            weights, state, accumulator = step(
+                query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, scaling,
+                weights, state, accumulator, False, TURNS,
+            )  # fmt: skip
+            blocks_done += 1
+        if keys_before is not None:
+            query = query_operand(buffers.queries, buffer)
+            for count in range(whole_begin - begin):
+                block = whole_begin - 1 - count
+                weights, state, accumulator = step(
+                    query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, scaling,
+                    weights, state, accumulator, True, TURNS,
+                )  # fmt: skip
+                blocks_done += 1
+
+        accumulator = ask_for_output(weights, accumulator, buffers.values, blocks_done)
+        running_max, running_sum = state
+        share, log_sum_exp = finish_rows(
+            running_max, gl.convert_layout(gl.sum(running_sum, axis=1), ROWS), weight_exponent(buffers.keys.dtype)
+        )
+        if lse_pointer is not None:
+            rows = first_query + gl.arange(0, GROUP_ROWS, layout=ROWS)
+            lse_row = lse_pointer + (batch_index * sizes.query_heads + head).to(gl.int64) * query_length
+            gl.store(lse_row + rows, log_sum_exp, mask=rows < query_length)
+        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+        mbarrier.arrive(barriers.value_free.index((blocks_done - 1) % STAGES), count=1)
+        blocks_done = pass_on(barriers, turns, blocks_done, begin - tile_begin, STAGES, TURNS)
+        share = gl.convert_layout(share, gl.SliceLayout(1, OUTPUT), assert_trivial=True)
+        finished = scale_channels(accumulator * gl.expand_dims(share, 1), scales, sizes, batch_index, head)
+        output_buffer = GROUP
+        if outputs.dtype == buffers.queries.dtype:
+            output_buffer = buffer  # the queries are done with: their tile takes the output
+        write_rows(outputs, finished, buffers.outputs.index(output_buffer), batch_index, head, first_query)
+        if QUERY_BUFFERS == 1:
+            wait_for_stores(0)
+            mbarrier.arrive(barriers.query_free.index(buffer), count=1)
+
+        slot = tiles_done % TICKET_SLOTS
+        mbarrier.wait(tickets.ready.index(slot), tiles_done // TICKET_SLOTS & 1)
+        ticket = read_ticket(tickets.slots.index(slot))
+        mbarrier.arrive(tickets.free.index(slot), count=1)
+        tiles_done += 1
+    wait_for_stores(0)  # the shared memory must outlive the copy from it
