@@ -92,7 +92,7 @@ def add_values(totals, weights, values, rescale):
     for quarter in tl.static_range(4):
         value_tile = values[quarter].to(weights.dtype)  # [BLOCK_N, K]
         total = tl.dot(weights, value_tile, totals[quarter] * rescale, input_precision=FLOAT32_PRECISION)
-        added = added + (total,)  # type: ignore[assignment]  # it grows
+        added = added + (total,)
     return added
 
 
