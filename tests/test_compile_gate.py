@@ -182,7 +182,10 @@ def test_a_kernel_planted_in_a_new_folder_is_compiled_and_one_that_lists_no_case
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "course_lib", tmp_path / "course_lib", ignore=ignored)
     (tmp_path / "tests").mkdir()
-    for name in ("pyproject.toml", "tests/conftest.py", "tests/proven.py", f"tests/{Path(__file__).name}"):
+    for name in (
+        "pyproject.toml",
+        *(f"tests/{name}.py" for name in ("conftest", "parts", "proven", Path(__file__).stem)),
+    ):
         shutil.copy(ROOT / name, tmp_path / name)
     planted = tmp_path / "course_lib" / "kernels" / "a_new_topic" / "within"
     planted.mkdir(parents=True)
