@@ -46,13 +46,6 @@ def mish_and_slope(x):
 
 
 @triton.jit
-def total_of_each(sums, OUTER: tl.constexpr, INNER: tl.constexpr):
-    """[OUTER · INNER] -> the same shape: each element becomes the sum of the INNER neighbours that it belongs to."""
-    totals = tl.sum(tl.reshape(sums, [OUTER, INNER]), axis=1)  # [OUTER]
-    return tl.reshape(tl.broadcast_to(totals[:, None], [OUTER, INNER]), [OUTER * INNER])
-
-
-@triton.jit
 def scaled_and_shifted(out, scale_pointer, shift_pointer, sample, channel, exists, scale_stride, shift_stride):
     """scale · out + shift; out itself where there is none."""
     if scale_pointer is not None:

@@ -1,23 +1,18 @@
 """What the Hopper kernel of latent decode asks of the machine and its inputs; no Gluon needed to ask."""
 
-from course_lib.kernels.gluon.limits import COPY_ENGINE_BYTES, HOPPER_DTYPES, Refusal, machine_refusal, stride_refusal
+from course_lib.kernels.gluon.limits import COPY_ENGINE_BYTES, HOPPER_DTYPES, Refusal, stride_refusal
 
 VALUE_DIM, ROPE_DIM = 512, 64
 BLOCK_KEYS = 64
 MOST_ROWS = 2**24  # of queries of one sequence: far beyond use, and sums with it stay within 32 bits
 
 
-def latent_hopper_refusal(query, cache, *, value_dim: int = VALUE_DIM, paged: bool = False) -> Refusal | None:
-    """What stands against the Hopper kernel; None if nothing.
+def latent_input_refusal(query, cache, *, value_dim: int = VALUE_DIM, paged: bool = False) -> Refusal | None:
+    """What about the inputs the Hopper kernel cannot take, though the portable one can; None if nothing.
 
     query [batch, query_tokens, heads, 576] and cache [batch, capacity, 576], or pages [pages, page_size, 576], are
     taken to have passed the portable kernel's checks.
     """
-    return machine_refusal(query.device) or latent_input_refusal(query, cache, value_dim=value_dim, paged=paged)
-
-
-def latent_input_refusal(query, cache, *, value_dim: int = VALUE_DIM, paged: bool = False) -> Refusal | None:
-    """What about the inputs the Hopper kernel cannot take, though the portable one can; None if nothing."""
     name = "pages" if paged else "cache"
     if query.dtype not in HOPPER_DTYPES or cache.dtype != query.dtype:
         return Refusal(

@@ -81,11 +81,13 @@ def latent_decode_kernel(
         latents, rotary_keys = load_latents(tile, tile_rows, positions < end, VALUE_DIM, ROPE_DIM, BLOCK_R)
         if BLOCK_M >= 64:  # wgmma
             if start < end:  # always. What is in a branch comes last in a step: the next loads are sent before it
+                seen_here = last_seen - start  # [BLOCK_M], counted from the tile's first key
                 scores = scores_apart(query, latents, rotary_keys, scale_log2, begin < end)  # [BLOCK_M, BLOCK_N]
-                state = attend_to_latents(scores, latents, last_seen - start, state)
+                state = attend_to_latents(scores, latents, seen_here, state)
         else:
+            seen_here = last_seen - start  # [BLOCK_M]
             scores = scores_of(query, latents, rotary_keys, scale_log2)  # [BLOCK_M, BLOCK_N]
-            state = attend_to_latents(scores, latents, last_seen - start, state)
+            state = attend_to_latents(scores, latents, seen_here, state)
         pages = next_pages
 
     running_max, weight_sums, accumulator = state
