@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 from course_lib.checker.specification import catalog
 from tests.mutation.lines import kept, spread
@@ -71,10 +72,10 @@ def program_of(mutant: Mutant) -> str:
 def tried(mutant: Mutant, seeds: Iterable[int] = SEEDS) -> Trial:
     """Judge one mutant; a survivor costs a check for each seed, any other usually one."""
     started, verdicts, error = time.perf_counter(), [], ""
-    os.environ["COURSE_STRICT"] = "1"  # a fingerprint that raises is a fault of the exercise
     for seed in seeds:
         try:
-            verdict = judge_here(mutant.exercise, mutant.source, seed)
+            with mock.patch.dict(os.environ, COURSE_STRICT="1"):  # a fingerprint that raises is a fault of the exercise
+                verdict = judge_here(mutant.exercise, mutant.source, seed)
         except Exception as problem:
             error = f"{type(problem).__name__}: {problem}"[:300]
             break
