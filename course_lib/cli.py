@@ -1,4 +1,4 @@
-"""The course's command line: python -m course_lib doctor | check | grade | progress | reset | bench | build | site.
+"""The course's command line: python -m course_lib doctor | check | grade | progress | reset | chat | bench | build …
 
 Exit status: 0 when everything attempted passed, 1 when something did not, 2 when the command could not run; then one
 line on the error stream says why. What a command needs is imported by that command, so that --help is there at once.
@@ -150,6 +150,15 @@ def site(arguments: argparse.Namespace) -> int:
     return PASSED
 
 
+def chat(arguments: argparse.Namespace) -> int:
+    options = {name: getattr(arguments, name) for name in ("kernels", "new_tokens", "temperature", "seed")}
+    try:
+        import_module("course_lib.serving.terminal").chat(arguments.model, arguments.question, **options)
+    except ValueError as error:
+        raise CannotRun(str(error)) from error
+    return PASSED
+
+
 def bench(arguments: argparse.Namespace) -> int:
     folder = Path(__file__).parent / "bench"
     known = sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if not module.name.startswith("_"))
@@ -172,6 +181,16 @@ def positive(text: str) -> int:
     number = int(text) if text.isascii() and text.isdigit() else 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"a whole number from 1 on is needed, not {text!r}")
+    return number
+
+
+def not_negative(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"a number from 0 on is needed, not {text!r}")
     return number
 
 
@@ -207,6 +226,24 @@ def make_parser() -> argparse.ArgumentParser:
 
     made = command(reset, "Give a chapter's notebook back as it was given; yours is kept beside it under a dated name.")
     made.add_argument("chapter", metavar="CHAPTER", help='its number or name, such as "03"')
+
+    made = command(chat, "Talk to a published model on the course's kernels; its weights are fetched at the first use.")
+    made.add_argument("question", nargs="?", metavar="QUESTION", help="answer this, and end (lines from the terminal)")
+    made.add_argument(
+        "--model", default="SmolLM2-135M-Instruct", metavar="MODEL",
+        help="a folder, a .gguf file, or a repository of the Hugging Face hub (%(default)s)",
+    )  # fmt: skip
+    made.add_argument(
+        "--kernels", action=argparse.BooleanOptionalAction,
+        help="the course's kernels, or PyTorch's operations (kernels on a GPU; interpreted, a token takes seconds)",
+    )  # fmt: skip
+    made.add_argument(
+        "--tokens", dest="new_tokens", type=positive, default=256, metavar="N", help="at most (%(default)s)"
+    )
+    made.add_argument(
+        "--temperature", type=not_negative, default=0.0, metavar="T", help="0 takes the likeliest token (%(default)s)"
+    )
+    made.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws above temperature 0 (%(default)s)")
 
     made = command(bench, "Measure the course's kernels beside the libraries' own.")
     made.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks (all)")

@@ -65,6 +65,10 @@ class ModelConfig:
         rotary_base: the slowest pair of a head turns once in 2π · rotary_base^(1 - 2/head_dim) positions.
         norm_epsilon: added to the mean square in RMSNorm.
         tied: the output matrix is the embedding's, transposed, and has no parameters of its own.
+        rotary_divisors: by what the frequency of each pair of a head is divided, head_dim / 2 numbers, where a model
+            was stretched to a longer context than it was made for; None divides by 1.
+        normed_heads: whether queries and keys are normalised head by head before they are turned (QK-norm, as in
+            Qwen3).
         latent: the sizes of latent attention, or None for keys and values in the cache. With it every query head has a
             key of its own, made of the latent: key_heads is query_heads, and head_dim is nope_dim + rope_dim.
             `with_latent` sets all three.
@@ -84,6 +88,8 @@ class ModelConfig:
     norm_epsilon: float = 1e-5
     tied: bool = False
     latent: Latent | None = None
+    rotary_divisors: tuple[float, ...] | None = None
+    normed_heads: bool = False
 
     def __post_init__(self):
         sizes = ("vocabulary", "layers", "width", "query_heads", "key_heads", "head_dim", "hidden", "context")
@@ -102,6 +108,14 @@ class ModelConfig:
                     )
         elif self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}; it must be even, since rotary positions turn pairs.")
+        divisors = self.rotary_divisors
+        if divisors is not None and (len(divisors) != self.rotary_dim // 2 or not min(divisors) > 0):
+            raise ValueError(
+                f"rotary_divisors is {divisors!r}; it must be {self.rotary_dim // 2} positive numbers, one for each "
+                "pair of a head."
+            )
+        if self.normed_heads and self.latent is not None:
+            raise ValueError("normed_heads is True; with a latent there are no keys to normalise, so it must be False.")
         for name in ("rotary_base", "norm_epsilon"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a positive number.")
@@ -123,8 +137,9 @@ class ModelConfig:
 
     @property
     def layer_parameters(self) -> int:
-        """Elements of one block: the projections of attention, the three of SwiGLU, two norms."""
-        return self.attention_parameters + 3 * self.width * self.hidden + 2 * self.width
+        """Elements of one block: the projections of attention, the three of SwiGLU, two norms, and those of heads."""
+        norms = 2 * self.width + (2 * self.head_dim if self.normed_heads else 0)
+        return self.attention_parameters + 3 * self.width * self.hidden + norms
 
     @property
     def parameters(self) -> int:
@@ -167,5 +182,9 @@ PRESETS = {
     "Llama-3-70B": ModelConfig(128_256, 80, 8192, 64, 8, 128, 28_672, 8192, rotary_base=500_000.0),
     "Llama-3.1-405B": ModelConfig(128_256, 126, 16_384, 128, 8, 128, 53_248, 131_072, rotary_base=500_000.0),
     "Llama-3.2-1B": ModelConfig(128_256, 16, 2048, 32, 8, 64, 8192, 131_072, rotary_base=500_000.0, tied=True),
+    "Qwen3-0.6B": ModelConfig(
+        151_936, 28, 1024, 16, 8, 128, 3072, 40_960, rotary_base=1e6, norm_epsilon=1e-6, tied=True, normed_heads=True
+    ),
+    "SmolLM2-135M": ModelConfig(49_152, 30, 576, 9, 3, 64, 1536, 8192, rotary_base=100_000.0, tied=True),
     "Mistral-7B v0.3": ModelConfig(32_768, 32, 4096, 32, 8, 128, 14_336, 32_768, rotary_base=1e6),
 }

@@ -47,6 +47,10 @@ class Attention(nn.Module):
         self.key = nn.Linear(config.width, config.key_heads * config.head_dim, bias=False)
         self.value = nn.Linear(config.width, config.key_heads * config.head_dim, bias=False)
         self.output = nn.Linear(config.query_heads * config.head_dim, config.width, bias=False)
+        if config.normed_heads:
+            self.query_norm = RMSNorm(config.head_dim, config.norm_epsilon)
+            self.key_norm = RMSNorm(config.head_dim, config.norm_epsilon)
+        self.normed_heads = config.normed_heads
 
     def heads(self, projected: torch.Tensor) -> torch.Tensor:
         """[batch, tokens, heads * head_dim] -> [batch, heads, tokens, head_dim], a view."""
@@ -54,9 +58,11 @@ class Attention(nn.Module):
 
     def forward(self, x, cosine, sine, attention: Callable, layer: int, cache) -> torch.Tensor:
         """x: [batch, tokens, width]; cosine, sine: [batch, tokens, head_dim / 2]. Returns [batch, tokens, width]."""
-        query = rotate(self.heads(self.query(x)), cosine, sine)  # [batch, query_heads, tokens, head_dim]
-        key = rotate(self.heads(self.key(x)), cosine, sine)  # [batch, key_heads, tokens, head_dim]
-        value = self.heads(self.value(x))
+        query, key, value = (self.heads(project(x)) for project in (self.query, self.key, self.value))
+        if self.normed_heads:
+            query, key = self.query_norm(query), self.key_norm(key)
+        query = rotate(query, cosine, sine)  # [batch, query_heads, tokens, head_dim]
+        key = rotate(key, cosine, sine)  # [batch, key_heads, tokens, head_dim]
         if cache is None:
             attended = attention(query, key, value, causal=True)
         else:
@@ -150,7 +156,8 @@ class Decoder(nn.Module):
             positions = torch.arange(new_tokens, device=tokens.device).expand(batch, new_tokens)
         else:
             positions = cache.positions(new_tokens)
-        angles = rotary_angles(positions, self.config.rotary_dim, self.config.rotary_base)
+        config = self.config
+        angles = rotary_angles(positions, config.rotary_dim, config.rotary_base, config.rotary_divisors)
         x, update = self.embedding(tokens), None  # [batch, new_tokens, width]
         for layer, block in enumerate(self.blocks):
             x, update = block(x, update, self.glue, *angles, self.attention, layer, cache)

@@ -6,7 +6,8 @@ rotary:      pair i of a head is turned by the angle position · base^(-2i / hea
 SwiGLU(x)  = (silu(x W_gate) · x W_up) W_down         Shazeer, arXiv 2002.05202
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -28,14 +29,35 @@ class RMSNorm(nn.Module):
         return (wide * inverse).to(x.dtype) * self.weight
 
 
-def rotary_angles(positions: torch.Tensor, head_dim: int, base: float) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_angles(
+    positions: torch.Tensor, head_dim: int, base: float, divisors: Sequence[float] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines that turn a head at these positions.
 
-    positions: integers [...]. Returns two float32 tensors [..., head_dim / 2].
+    positions: integers [...]. divisors: of the frequencies, as `ModelConfig.rotary_divisors`. Returns two float32
+    tensors [..., head_dim / 2].
     """
     exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
-    angles = positions[..., None].float() * base**-exponents  # [..., head_dim / 2]
+    frequencies = base**-exponents  # [head_dim / 2]
+    if divisors is not None:
+        frequencies = frequencies / torch.tensor(divisors, dtype=torch.float32, device=positions.device)
+    angles = positions[..., None].float() * frequencies  # [..., head_dim / 2]
     return angles.cos(), angles.sin()
+
+
+def llama3_divisors(
+    head_dim: int, base: float, factor: float, low: float, high: float, first_context: int
+) -> tuple[float, ...]:
+    """By what Llama 3.1 divides each pair's frequency so that a context of `first_context` tokens becomes a longer one.
+
+    A pair that turns more than `high` times within the first context is left as it is, one that turns less than `low`
+    times is slowed down by `factor`, and between the two the frequency goes from one to the other in a straight line.
+    Returns head_dim / 2 numbers. Source: Grattafiori et al., The Llama 3 Herd of Models, arXiv 2407.21783, and the
+    `rope_scaling` of its weights.
+    """
+    turns = [first_context * base ** (-pair / head_dim) / (2 * math.pi) for pair in range(0, head_dim, 2)]
+    kept = [min(1.0, max(0.0, (turn - low) / (high - low))) for turn in turns]
+    return tuple(1 / (share + (1 - share) / factor) for share in kept)
 
 
 def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:

@@ -50,7 +50,8 @@ def cached_numbers(model: Decoder, text: str, layer: int, *, turned: bool = True
         if turned:
             positions = torch.arange(length, device=model.device).expand(len(tokens), -1)
             heads = keys.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)  # [batch, key_heads, length, head_dim]
-            heads = rotate(heads, *rotary_angles(positions, config.head_dim, config.rotary_base))
+            angles = rotary_angles(positions, config.head_dim, config.rotary_base, config.rotary_divisors)
+            heads = rotate(heads, *angles)
             keys = heads.transpose(1, 2).flatten(2)
         return torch.cat([keys, values], dim=-1).flatten(0, 1).float().cpu()
 

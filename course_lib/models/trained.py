@@ -52,9 +52,16 @@ class Recipe:
 
     @property
     def hash(self) -> str:
-        """Of all that makes the weights what they are, but for the order of additions."""
+        """Of all that makes the weights what they are, but for the order of additions.
+
+        Of the shape it takes what differs from the defaults: a new kind of model leaves the old ones as they are.
+        """
         rates = (BATCH, MATRIX_RATE, OTHER_RATE, WARM_UP)
-        parts = (dataclasses.asdict(self.config), self.steps, *rates, self.text)
+        told = {
+            field.name: (getattr(self.config, field.name), field.default) for field in dataclasses.fields(ModelConfig)
+        }
+        shape = {name: value for name, (value, default) in told.items() if value != default}
+        parts = (shape, self.steps, *rates, self.text)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     def train(self) -> Decoder:

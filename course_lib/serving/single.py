@@ -53,6 +53,8 @@ class SingleDecoder:
     def __init__(self, model: Decoder, capacity: int, form: str = "launched"):
         config, device = model.config, model.device
         refuse_latent(config, "SingleDecoder", "LatentCache")
+        if config.normed_heads:
+            raise ValueError("config.normed_heads is True; its kernels do not normalise heads. Use stream instead.")
         if form not in FORMS:
             raise ValueError(f"form is {form!r}; it must be one of {', '.join(map(repr, FORMS))}.")
         if form == "one kernel" and interpreting() or form == "dependent" and not dependent_launches():
@@ -63,7 +65,8 @@ class SingleDecoder:
         self.model, self.capacity, self.form = model, capacity, form
         self.epsilon = config.norm_epsilon
         self.weights = packed(model)
-        angles = rotary_angles(torch.arange(capacity, device=device), config.head_dim, config.rotary_base)
+        places = torch.arange(capacity, device=device)
+        angles = rotary_angles(places, config.head_dim, config.rotary_base, config.rotary_divisors)
         self.state = layer_state(self.weights, config.key_heads, config.head_dim, *angles)
         self.matrix = (model.embedding if model.logits is None else model.logits).weight.detach()
         self.token = torch.zeros(1, dtype=torch.int64, device=device)
