@@ -166,7 +166,7 @@ SHARE = (
 )
 
 
-def live_oracle(key_rows, head_dim, item_bytes):
+def live_registers(key_rows, head_dim, item_bytes):
     return key_rows * (4 + item_bytes) // 8 + head_dim * 4 // 8
 
 
@@ -242,7 +242,7 @@ EXERCISE = Exercise(
     oracle={
         "starting_registers": starting_oracle,
         "is_legal": legal_oracle,
-        "live_registers": live_oracle,
+        "live_registers": live_registers,
         "registers_of_a_consumer": consumer_oracle,
     },
     hints=(
