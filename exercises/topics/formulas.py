@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from course_lib.checker.specification.edits import Edit, edits
 from course_lib.checker.specification.model import Slip, Slips
 
 PLACES = 7  # that results are rounded to, from 0 on
@@ -44,6 +45,10 @@ def product(s: Slips, **factors: float) -> float:
     return math.prod(value for name, value in factors.items() if not s(f"factor_missing__{name}"))
 
 
-def factors_missing(*names: str) -> tuple[Slip, ...]:
-    """A slip of `product` for each of these factors."""
-    return tuple(Slip(f"factor_missing__{name}", f"`{name}` is missing as a factor.") for name in names)
+def factors_missing(*names: str) -> tuple[Edit, ...]:
+    """Edits that leave out one of these factors, each of which stands behind a `*`."""
+    return tuple(
+        edit
+        for name in names
+        for edit in edits(f"`{name}` is missing as a factor.", **{f"factor_missing__{name}": (f"* {name}", "* 1")})
+    )
