@@ -46,7 +46,7 @@ def product(s: Slips, **factors: float) -> float:
 
 
 def factors_missing(*names: str) -> tuple[Edit, ...]:
-    """Edits that leave out one of these factors, each of which stands behind a `*`."""
+    """For each of these factors, which stand behind a `*`, an edit that leaves it out."""
     return tuple(
         edit
         for name in names
