@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from course_lib.checker.specification.edits import Edit, edits
-from course_lib.checker.specification.model import Slip, Slips
+from course_lib.checker.specification.model import Slip
 
 PLACES = 7  # that results are rounded to, from 0 on
 
@@ -38,11 +37,6 @@ def rounded_result(*oracles: Callable) -> Slip:
         "The result is rounded. Return the number with all its digits: whoever prints it rounds it.",
         formula=tuple(rounding(oracle, places) for oracle in oracles for places in range(PLACES)),
     )
-
-
-def product(s: Slips, **factors: float) -> float:
-    """The product of these, less the factors that a slip leaves out: `factor_missing__layers`."""
-    return math.prod(value for name, value in factors.items() if not s(f"factor_missing__{name}"))
 
 
 def factors_missing(*names: str) -> tuple[Edit, ...]:
