@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise, Mistake
-from course_lib.checker.specification.model import Model, Slip
+from course_lib.checker import Case, Exercise, Mistake, edits, model_of
 
 WIDTH, QUERY_HEADS, KEY_HEADS, HEAD_DIM, VOCABULARY = 32, 4, 2, 8, 48
 LONG = 70  # tokens of a long prompt: more than 64
@@ -87,6 +86,12 @@ def on_a_model(functions, weights, prompt, new_tokens, calls=1):
 # ----------------------------------------------------------------------------- generation, and what it is confused with
 
 
+def lead(logits):
+    """By how much the likeliest token leads, in the row where it leads least."""
+    first, second = logits.topk(2).values.unbind(dim=-1)
+    return float((first - second).min())
+
+
 def uncached(model, prompt, new_tokens, margins=None):
     """The meaning: each step runs over everything. `margins` collects by how much each token led."""
     tokens = prompt
@@ -94,86 +99,41 @@ def uncached(model, prompt, new_tokens, margins=None):
         x = model.embed(tokens)
         for layer in range(model.layers):
             x = model.finish(layer, x, model.attend(*model.project(layer, x, torch.arange(len(tokens)))))
-        logits = model.logits(x[-1:])[0]
+        logits = model.logits(x[-1:])
         if margins is not None:
-            first, second = logits.topk(2).values.tolist()
-            margins.append(first - second)
-        tokens = torch.cat([tokens, logits.argmax()[None]])
+            margins.append(lead(logits))
+        tokens = torch.cat([tokens, logits.argmax(dim=-1)])
     return tokens[len(prompt) :]
 
 
-EMPTY_SEEN = tuple(
-    f"empty_slots_seen{which}" for which in ("", "__always", "__one_less", "__one_less_always")
-)  # with room for one token less, which is never run; in the prompt's run too
-
-
-def with_cache(s, model, prompt, new_tokens, leads):
-    """Generation with a cache, and with slips. `leads` collects by how much the tokens led that were chosen."""
-    caches = [[] for _ in range(1 if s("one_cache_for_all_layers") else model.layers)]
-    again = s("last_prompt_token_twice", "last_prompt_token_twice_later")
-    wanted = new_tokens + (1 if s("one_token_too_many", "first_token_dropped") else 0)
-    wanted = max(wanted, 2) if s("one_token_too_many__for_one") else wanted
-    room = len(prompt) + new_tokens - (1 if s("empty_slots_seen__one_less", "empty_slots_seen__one_less_always") else 0)
-
-    def run(tokens, positions, stay=True):
+def with_cache(model, prompt, new_tokens, leads):
+    """Generation with a cache. `leads` collects by how much the tokens led that were chosen."""
+    caches = [[] for _ in range(model.layers)]
+    tokens, places = prompt, torch.arange(len(prompt))
+    found = []
+    for _ in range(new_tokens):
         x = model.embed(tokens)
-        for layer in range(model.layers - (1 if s("last_layer_left_out") else 0)):
-            query, key, value = model.project(layer, x, positions)
-            cache = caches[layer % len(caches)]
-            held = [(key, value)] if s("cache_not_asked") else [*cache, (key, value)]
-            if stay and not (s("new_tokens_not_kept__of_one") and len(tokens) == 1):
-                cache.append((key, key) if s("keys_kept_as_values") else (key, value))
-            keys, values = (torch.cat(pair, dim=1) for pair in zip(*held))
-            if s("key_and_value_apart"):
-                keys = torch.cat([part[0] for part in reversed(held)], dim=1)
-            if s("key_and_value_apart__value"):
-                values = torch.cat([part[1] for part in reversed(held)], dim=1)
-            if s(*EMPTY_SEEN) and (len(held) > 1 or s("empty_slots_seen__always", "empty_slots_seen__one_less_always")):
-                empty = key.new_zeros(key.shape[0], max(0, room - keys.shape[1]), key.shape[2])
-                keys, values = torch.cat([keys, empty], dim=1), torch.cat([values, empty], dim=1)
-            x = model.finish(0 if s("finished_by_first_layer") else layer, x, model.attend(query, keys, values))
-        if not s("likeliest_of_x"):
-            x = model.logits(model.embed(tokens) if s("logits_of_the_embedding") else x)
-        x = -x if s("least_likely_taken") else x
-        used = x if s("every_row_run_on", "first_logits") else x[-1:]
-        first, second = used.topk(2).values.unbind(dim=-1)
-        leads.append(float((first - second).min()))
-        return x.argmax(dim=-1)
-
-    places = torch.zeros(len(prompt), dtype=torch.int64) if s("prompt_at_one_position") else torch.arange(len(prompt))
-    first_run = max(1, len(prompt) - 1) if s("last_prompt_token_left_out") else len(prompt)
-    chosen = run(prompt[:first_run], places[:first_run])
-    found = [] if again else [chosen[0] if s("first_logits") else chosen[-1]]
-    tokens, known = prompt, len(prompt)
-    while len(found) < wanted and not (s("stopped_at_zero") and found and found[-1] == 0):
-        tokens = torch.cat([tokens, found[-1][None]]) if found else tokens
-        place = len(prompt) + len(found) - (0 if s("last_prompt_token_twice_later") else 1)
-        if s("positions_count_steps", "positions_count_steps__from_zero"):
-            place -= len(prompt) - (1 if s("positions_count_steps") else 0)
-        if s("position_stands_still"):
-            place = len(prompt)
-        place += (1 if s("position_too_late") else 0) - (1 if s("position_too_early") else 0)
-        newest = found[-1] if found else prompt[-1]
-        if s("every_row_run_on"):
-            chosen, known = run(chosen, torch.arange(known, known + len(chosen))), known + len(chosen)
-        elif s("everything_into_the_cache", "whole_sequence_again"):
-            if s("whole_sequence_again"):
-                caches = [[] for _ in caches]
-            chosen = run(tokens, torch.arange(len(tokens)))
-        else:
-            where = torch.tensor([0 if s("positions_restart") else place])
-            chosen = run(newest[None], where, stay=not s("new_tokens_not_kept"))
+        for layer in range(model.layers):
+            query, key, value = model.project(layer, x, places)
+            cache = caches[layer]
+            held = [*cache, (key, value)]
+            cache.append(held[-1])
+            keys = torch.cat([key for key, _ in held], dim=1)
+            values = torch.cat([value for _, value in held], dim=1)
+            x = model.finish(layer, x, model.attend(query, keys, values))
+        logits = model.logits(x)
+        leads.append(lead(logits[-1:]))
+        chosen = logits.argmax(dim=-1)
         found.append(chosen[-1])
-    if s("last_token_run"):
-        run(found[-1][None], torch.tensor([len(prompt) + len(found) - 1]))
-    found = torch.stack(found[1:] if s("first_token_dropped") else found)
-    return torch.cat([prompt, found]) if s("prompt_returned") else found
+        tokens, places = found[-1][None], torch.tensor([len(prompt) + len(found) - 1])
+    return torch.stack(found)
 
 
-def generated(slips, *args):
-    """A model's `compute`: what the driver tells of a generation with these slips; None where a rounding may decide."""
+def generated(weights, prompt, new_tokens, calls=1):
+    """What the driver tells of a generation with a cache; None where a rounding may decide."""
     leads: list[float] = []
-    told = on_a_model({"generate_cached": lambda *call: with_cache(slips, *call, leads)}, *args)
+    functions = {"generate_cached": lambda *call: with_cache(*call, leads)}
+    told = on_a_model(functions, weights, prompt, new_tokens, calls)
     return told if min(leads) > BY_A_HAIR else None
 
 
@@ -204,155 +164,183 @@ def _run_in_vain(case, seen, got):
     return torch.equal(got["tokens"], generation_oracle(*case.args)["tokens"])
 
 
-SLIPS = (
-    Slip(
-        "last_token_run",
+def with_empty_slots(keys, values, room):
+    """Keys and values in a buffer with this room, whose empty slots hold zeros."""
+    return (torch.nn.functional.pad(part, (0, 0, 0, max(0, room - part.shape[1]))) for part in (keys, values))
+
+
+LAST, KEPT, ATTENDED = "logits[-1:]", "cache.append(held[-1])", "model.attend(query, keys, values)"
+PLACE = "len(prompt) + len(found) - 1"
+NEWEST = f"tokens, places = found[-1][None], torch.tensor([{PLACE}])"
+EVERYTHING = "tokens, places = torch.cat([prompt, torch.stack(found)]), torch.arange(len(prompt) + len(found))"
+TWICE = (
+    *("range(new_tokens)", "range(new_tokens + 1)", "torch.stack(found)", "torch.stack(found[1:])"),
+    *("found[-1][None]", "(found[-1][None] if len(found) > 1 else prompt[-1:])"),
+)
+ROOMS = {  # with room for one token less, which is never run; in the prompt's run too
+    "": "(len(prompt) + new_tokens) * (len(held) > 1)",
+    "__always": "len(prompt) + new_tokens",
+    "__one_less": "(len(prompt) + new_tokens - 1) * (len(held) > 1)",
+    "__one_less_always": "len(prompt) + new_tokens - 1",
+}
+CHANGES = (
+    *edits(
         "The last new token was run through the model. No token is wanted after it: with the "
         "prompt's run there are new_tokens runs in all.",
+        last_token_run=("range(new_tokens)", "range(new_tokens + 1)", "torch.stack(found)", "torch.stack(found[:-1])"),
     ),
-    Slip(
-        "least_likely_taken",
+    *edits(
         "The least likely token was taken: argmin where argmax belongs.",
+        least_likely_taken=("model.logits(x)", "-model.logits(x)"),
     ),
-    Slip(
-        "logits_of_the_embedding",
+    *edits(
         "The logits were taken of the embedding, which went through no layer. Take those of x after the last layer.",
+        logits_of_the_embedding=("model.logits(x)", "model.logits(model.embed(tokens))"),
     ),
-    Slip(
-        "stopped_at_zero",
+    *edits(
         "The text ends where token 0 is chosen. No token ends it here: new_tokens are asked for.",
+        stopped_at_zero=("found.append(chosen[-1])", "found.append(chosen[-1])\nif found[-1] == 0:\n    break"),
     ),
-    Slip(
-        "likeliest_of_x",
+    *edits(
         "The likeliest token was looked for in x, which has `width` numbers. `logits` makes one for each token of it.",
+        likeliest_of_x=("model.logits(x)", "x"),
     ),
-    Slip("last_layer_left_out", "The last layer is not run: there are model.layers of them."),
-    Slip("finished_by_first_layer", "Every layer is finished by layer 0: finish takes the layer's own number."),
-    Slip(
-        "last_prompt_token_left_out",
+    *edits(
+        "The last layer is not run: there are model.layers of them.",
+        last_layer_left_out=("for layer in range(model.layers)", "for layer in range(model.layers - 1)"),
+    ),
+    *edits(
+        "Every layer is finished by layer 0: finish takes the layer's own number.",
+        finished_by_first_layer=("model.finish(layer", "model.finish(0"),
+    ),
+    *edits(
         "The prompt's last token is never run, and the first new token follows the one before it. Run the whole prompt "
         "first.",
+        last_prompt_token_left_out=(
+            "found = []",
+            "found = []\ntokens, places = (part[: max(1, len(prompt) - 1)] for part in (prompt, places))",
+        ),
     ),
-    Slip(
-        "keys_kept_as_values",
+    *edits(
         "The cache holds the keys twice, and no values. Keep both: (key, value).",
+        keys_kept_as_values=("append(held[-1])", "append((key, key))"),
     ),
-    Slip(
-        "prompt_returned",
+    *edits(
         "The prompt was returned along with what follows it. Return the new tokens alone.",
+        prompt_returned=("torch.stack(found)", "torch.cat([prompt, torch.stack(found)])"),
     ),
-    *(
-        Slip(
-            name,
-            "One token too many was returned. The prompt's run already chooses the first of new_tokens.",
-        )
-        for name in ("one_token_too_many", "one_token_too_many__for_one")
+    *edits(
+        "One token too many was returned. The prompt's run already chooses the first of new_tokens.",
+        one_token_too_many=("range(new_tokens)", "range(new_tokens + 1)"),
+        one_token_too_many__for_one=("range(new_tokens)", "range(max(new_tokens, 2))"),
     ),
-    Slip(
-        "first_token_dropped",
+    *edits(
         "The first new token is missing and one too many stands at the end. It is the one that the prompt's run "
         "chooses: keep it, then run it.",
+        first_token_dropped=(
+            "range(new_tokens)",
+            "range(new_tokens + 1)",
+            "torch.stack(found)",
+            "torch.stack(found[1:])",
+        ),
     ),
-    Slip(
-        "first_logits",
+    *edits(
         "The first new token was chosen by the logits of the prompt's first token. The last token's logits say "
         "what follows the prompt: logits(x)[-1].",
+        first_logits=("chosen[-1]", "chosen[-1 if found else 0]", LAST, "logits"),
     ),
-    Slip(
-        "one_cache_for_all_layers",
+    *edits(
         "All layers share one cache, so a layer sees the keys of another. Each has its own. (`[[]] * layers` is "
         "one list many times.)",
+        one_cache_for_all_layers=("caches[layer]", "caches[0]"),
     ),
-    Slip(
-        "cache_not_asked",
+    *edits(
         "After the prompt each token was given its own value alone. `attend` takes all keys and all values of the "
         "layer so far, not only those that `project` has just given.",
+        cache_not_asked=("[*cache, (key, value)]", "[(key, value)]"),
     ),
-    Slip(
-        "new_tokens_not_kept",
+    *edits(
         "Only the prompt is in the cache: each new token sees the prompt and itself, and none of the new tokens "
         "between. Keep their keys and values too.",
+        new_tokens_not_kept=(KEPT, f"if not found:\n    {KEPT}"),
     ),
-    Slip(
-        "new_tokens_not_kept__of_one",
+    *edits(
         "A run over a single token leaves nothing in the cache: no new token's key and value is kept, nor those of a "
         "prompt of one. Every run adds to the cache.",
+        new_tokens_not_kept__of_one=(KEPT, f"if len(tokens) > 1:\n    {KEPT}"),
     ),
-    *(
-        Slip(
-            name,
-            "`attend` was given the whole buffer. An empty slot holds a key of zeros, so it has a score of 0, which "
-            "the softmax turns into a weight. Hand over only the slots in use.",
-        )
-        for name in EMPTY_SEEN
+    *edits(
+        "`attend` was given the whole buffer. An empty slot holds a key of zeros, so it has a score of 0, which "
+        "the softmax turns into a weight. Hand over only the slots in use.",
+        **{
+            f"empty_slots_seen{which}": (ATTENDED, f"model.attend(query, *with_empty_slots(keys, values, {room}))")
+            for which, room in ROOMS.items()
+        },
     ),
-    *(
-        Slip(
-            name,
-            f"The new {which} stand in front of the old ones, and the {other} behind them, so a key no longer belongs "
-            "to its value. Put both at the end.",
-        )
-        for name, which, other in (
-            ("key_and_value_apart", "keys", "values"),
-            ("key_and_value_apart__value", "values", "keys"),
-        )
+    *edits(
+        "The new keys stand in front of the old ones, and the values behind them, so a key no longer belongs "
+        "to its value. Put both at the end.",
+        key_and_value_apart=("[key for key, _ in held]", "[key for key, _ in reversed(held)]"),
     ),
-    Slip(
-        "everything_into_the_cache",
+    *edits(
+        "The new values stand in front of the old ones, and the keys behind them, so a key no longer belongs "
+        "to its value. Put both at the end.",
+        key_and_value_apart__value=("[value for _, value in held]", "[value for _, value in reversed(held)]"),
+    ),
+    *edits(
         "Every step ran the whole sequence and stored it again, so the cache holds earlier tokens many times. "
         "After the prompt run the newest token alone.",
+        everything_into_the_cache=(NEWEST, EVERYTHING),
     ),
-    Slip(
-        "whole_sequence_again",
+    *edits(
         "Every step ran over the whole sequence: that is generation without a cache. "
         "After the prompt run the newest token alone.",
+        whole_sequence_again=(NEWEST, f"{EVERYTHING}\ncaches[:] = [[] for _ in caches]"),
     ),
-    Slip(
-        "every_row_run_on",
+    *edits(
         "A step over the prompt gives logits for each of its tokens, and the likeliest token of every row was run"
         " on. Only the last row's is new: logits(x[-1:]).",
+        every_row_run_on=(NEWEST, "tokens, places = chosen, places + len(places)", LAST, "logits"),
     ),
-    Slip(
-        "last_prompt_token_twice",
+    *edits(
         "The prompt's last token was run twice, with the prompt and then by itself, so its key and value stand in"
         " the cache twice. The logits of the prompt's run already choose the first new token.",
+        last_prompt_token_twice=(*TWICE, PLACE, "len(prompt) + len(found) - 2"),
     ),
-    Slip(
-        "last_prompt_token_twice_later",
+    *edits(
         "The prompt's last token was run twice, the second time one position later. The logits of the prompt's "
         "run already choose the first new token.",
+        last_prompt_token_twice_later=TWICE,
     ),
-    Slip(
-        "prompt_at_one_position",
+    *edits(
         "All tokens of the prompt were given position 0. They stand at 0, 1, 2 and so on: torch.arange(len(prompt)).",
+        prompt_at_one_position=("torch.arange(len(prompt))", "torch.zeros(len(prompt), dtype=torch.int64)"),
     ),
-    Slip(
-        "positions_restart",
+    *edits(
         "After the prompt every token was given position 0. A single token does not stand at the beginning: its "
         "position is the number of tokens before it.",
+        positions_restart=(PLACE, "0"),
     ),
-    *(
-        Slip(
-            name,
-            "After the prompt the positions count the steps, and leave out the prompt. A token's position is the "
-            "number of tokens before it: the first new token stands at len(prompt).",
-        )
-        for name in ("positions_count_steps", "positions_count_steps__from_zero")
+    *edits(
+        "After the prompt the positions count the steps, and leave out the prompt. A token's position is the "
+        "number of tokens before it: the first new token stands at len(prompt).",
+        positions_count_steps=(PLACE, "len(found)"),
+        positions_count_steps__from_zero=(PLACE, "len(found) - 1"),
     ),
-    Slip(
-        "position_stands_still",
+    *edits(
         "After the prompt every token was given the position len(prompt). That is the first new token's; the next"
         " one stands at len(prompt) + 1.",
+        position_stands_still=(PLACE, "len(prompt)"),
     ),
-    Slip(
-        "position_too_late",
+    *edits(
         "After the prompt every position is one too large. Positions count from 0: the first new token stands at "
         "len(prompt), not after it. Was the position taken after the token had been added?",
+        position_too_late=(PLACE, "len(prompt) + len(found)"),
     ),
-    Slip(
-        "position_too_early",
+    *edits(
         "After the prompt every position is one too small, and the first new token shares the position of the "
         "prompt's last one. It stands at len(prompt).",
+        position_too_early=(PLACE, "len(prompt) + len(found) - 2"),
     ),
 )
 
@@ -425,7 +413,9 @@ EXERCISE = Exercise(
     cases=generation_cases,
     oracle=generation_oracle,
     # A text each time: no other roundings are tried, and where one may decide the model says nothing.
-    models=(Model(generated, SLIPS, most_pairs=150, draws=0, may_be_silent=True),),
+    models=(
+        model_of(generated, CHANGES, (with_cache,), (with_empty_slots,), most_pairs=150, draws=0, may_be_silent=True),
+    ),
     hints=(
         "One function can do both prefill and decode: it runs some tokens at some positions through all layers, puts "
         "their keys and values into the cache, and returns the logits of the last one. Call it with the prompt first, "

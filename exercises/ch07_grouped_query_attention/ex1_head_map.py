@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise, Mistake
-from course_lib.checker.specification.model import Model, Slip, Slips
+from course_lib.checker import Case, Exercise, Mistake, edits, model_of
 from exercises.topics.decode_slips import BY_COUNT, BY_MODULO
 
 
@@ -32,20 +31,18 @@ def groups_driver(functions, query_heads, key_heads):
         return "ValueError" if said else "ValueError without both numbers"
 
 
-def key_head_oracle(query_head, query_heads, key_heads):
+def key_head(query_head, query_heads, key_heads):
     if query_heads % key_heads:
         return "ValueError"
-    return [head for head in range(key_heads) for _ in range(query_heads // key_heads)][query_head]
+    head = query_head * key_heads // query_heads
+    return head
 
 
-def groups_oracle(query_heads, key_heads):
+def members(query_heads, key_heads):
     if query_heads % key_heads:
         return "ValueError"
-    members = [
-        [head for head in range(query_heads) if key_head_oracle(head, query_heads, key_heads) == key_head]
-        for key_head in range(key_heads)
-    ]
-    return torch.tensor(members)
+    rows = torch.arange(query_heads).view(key_heads, -1)
+    return rows
 
 
 def head_map_cases(draw):
@@ -74,88 +71,52 @@ def head_map_cases(draw):
     ]
 
 
-def key_head(s: Slips, query_head, query_heads, key_heads):
-    """What `key_head_of` gives with these slips."""
-    if refused := _refused(s, query_heads, key_heads):
-        return refused
-    if s("by_modulo"):
-        return query_head % key_heads
-    if s("by_count"):
-        return query_head // key_heads
-    if s("head_rounded_up"):
-        return -(-query_head * key_heads // query_heads)
-    head = query_head * key_heads // query_heads
-    return key_heads - 1 - head if s("heads_turned_round") else head
-
-
-def members(s: Slips, query_heads, key_heads):
-    """What `groups` gives with these slips."""
-    if refused := _refused(s, query_heads, key_heads):
-        return refused
-    heads = torch.arange(query_heads)
-    if s("groups_by_modulo"):
-        return heads.view(-1, key_heads).T
-    if s("groups_of_key_heads"):
-        return heads.view(-1, key_heads)
-    if s("groups_turned"):
-        return heads.view(key_heads, -1).T
-    rows = heads.view(key_heads, -1)
-    if s("members_descending"):
-        rows = rows.flip(1)
-    return rows.flip(0) if s("groups_from_the_last") else rows
-
-
-def _refused(s: Slips, query_heads, key_heads):
-    if (key_heads % query_heads if s("divided_the_wrong_way") else query_heads % key_heads) == 0:
-        return None if query_heads % key_heads == 0 or key_heads > query_heads else NotImplemented
-    return "ValueError without both numbers" if s("numbers_not_said") else "ValueError"
-
-
-NUMBERS_NOT_SAID = (
-    "Your ValueError does not say both numbers. Whoever reads it wants to know which head counts were given: put "
-    "query_heads and key_heads into its text."
-)
 REFUSALS = (
-    Slip(
-        "divided_the_wrong_way",
+    *edits(
         "The test for head counts that don't divide is the wrong way round, and refuses those that do: it is "
         "query_heads % key_heads.",
+        divided_the_wrong_way=("query_heads % key_heads", "key_heads % query_heads"),
     ),
-    Slip("numbers_not_said", NUMBERS_NOT_SAID),
+    *edits(
+        "Your ValueError does not say both numbers. Whoever reads it wants to know which head counts were given: put "
+        "query_heads and key_heads into its text.",
+        numbers_not_said=('"ValueError"', '"ValueError without both numbers"'),
+    ),
 )
+HEAD = "query_head * key_heads // query_heads"
 HEADS = (
-    Slip("by_modulo", BY_MODULO),
-    Slip("by_count", BY_COUNT),
-    Slip(
-        "heads_turned_round",
+    *edits(BY_MODULO, by_modulo=(HEAD, "query_head % key_heads")),
+    *edits(BY_COUNT, by_count=(HEAD, "query_head // key_heads")),
+    *edits(
         "The KV heads are counted from the last. Query head 0 and its neighbours read KV head 0: "
         "query_head // (query_heads // key_heads).",
+        heads_turned_round=("return head", "return key_heads - 1 - head"),
     ),
-    Slip(
-        "head_rounded_up",
+    *edits(
         "The division by the group's size was rounded up, as if heads were counted from 1. They are counted from 0: "
         "round down, with //.",
+        head_rounded_up=(HEAD, f"-(-{HEAD})"),
     ),
     *REFUSALS,
 )
 GROUPS = (
-    Slip("groups_by_modulo", BY_MODULO),
-    Slip(
-        "groups_of_key_heads",
+    *edits(BY_MODULO, groups_by_modulo=("view(key_heads, -1)", "view(-1, key_heads).T")),
+    *edits(
         "You made groups of key_heads members each. It is the other way round: a row for each KV head, with "
         "query_heads // key_heads members.",
+        groups_of_key_heads=("view(key_heads, -1)", "view(-1, key_heads)"),
     ),
-    Slip(
-        "groups_turned",
+    *edits(
         "The groups stand in columns. Row k must hold the query heads of KV head k.",
+        groups_turned=("view(key_heads, -1)", "view(key_heads, -1).T"),
     ),
-    Slip(
-        "members_descending",
+    *edits(
         "Each row holds its query heads in descending order. They are asked for in the order of their numbers.",
+        members_descending=("return rows", "return rows.flip(1)"),
     ),
-    Slip(
-        "groups_from_the_last",
+    *edits(
         "The rows are in the wrong order: the last group stands first. Row k must hold the query heads of KV head k.",
+        groups_from_the_last=("view(key_heads, -1)", "view(key_heads, -1).flip(0)"),
     ),
     *REFUSALS,
 )
@@ -183,8 +144,8 @@ EXERCISE = Exercise(
     title="The head map",
     entries=("key_head_of", "groups"),
     cases=head_map_cases,
-    models=(Model(key_head, HEADS), Model(members, GROUPS, entry="groups")),
-    oracle={"key_head_of": key_head_oracle, "groups": groups_oracle},
+    models=(model_of(key_head, HEADS), model_of(members, GROUPS, entry="groups")),
+    oracle={"key_head_of": key_head, "groups": members},
     hints=(
         "How many query heads share one KV head? That is the group's size, and it is the same for all of them.",
         "Groups are neighbours. With 8 query heads and 2 KV heads, 0 1 2 3 read KV head 0 and 4 5 6 7 read KV head 1: "

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 
-from course_lib.checker import Case, Exercise
+from course_lib.checker import Case, Exercise, edits, model_of
 from course_lib.checker.specification.contract import Contract
-from course_lib.checker.specification.model import Model, Slip, Slips
-from exercises.topics.formulas import factors_missing, product, rounded_result
+from exercises.topics.formulas import factors_missing, rounded_result
 
 
-def cache_bytes_oracle(layers, query_heads, group, head_dim, tokens, item_bytes):
+def cached(layers, query_heads, group, head_dim, tokens, item_bytes):
     return 2 * layers * (query_heads // group) * head_dim * tokens * item_bytes
 
 
-def intensity_oracle(query_heads, key_heads, length, head_dim, item_bytes):
+def intensity(query_heads, key_heads, length, head_dim, item_bytes):
     elements = 2 * length * key_heads * head_dim + 2 * query_heads * head_dim
-    return 4 * query_heads * length * head_dim / (item_bytes * elements)
+    flops = 4 * query_heads * length * head_dim
+    return flops / (item_bytes * elements)
+
+
+def balanced(rate, bandwidth, item_bytes):
+    group = rate / bandwidth * item_bytes / 2
+    return math.ceil(group)
 
 
 def balanced_group_oracle(rate, bandwidth, item_bytes):
@@ -44,178 +49,122 @@ def intensity_cases(draw):
     ]
 
 
-def cached(s: Slips, layers, query_heads, group, head_dim, tokens, item_bytes):
-    """Bytes of a cache as they are counted with these slips."""
-    heads = query_heads // group
-    if s("group_ignored"):
-        heads = query_heads
-    if s("group_taken_for_key_heads"):
-        heads = group
-    size = heads * product(s, layers=layers, head_dim=head_dim, tokens=tokens, item_bytes=item_bytes)
-    return size if s("values_forgotten") else 2 * size
-
-
 CACHED = (
-    Slip(
-        "values_forgotten", "The cache is half as large as it should be: keys and values are both kept. Multiply by 2."
+    *edits(
+        "The cache is half as large as it should be: keys and values are both kept. Multiply by 2.",
+        values_forgotten=("2 * layers", "layers"),
     ),
-    Slip("group_ignored", "The cache holds a key for every query head. Only query_heads // group KV heads are kept."),
-    Slip(
-        "group_taken_for_key_heads",
+    *edits(
+        "The cache holds a key for every query head. Only query_heads // group KV heads are kept.",
+        group_ignored=("query_heads // group", "query_heads"),
+    ),
+    *edits(
         "The group's size was taken for the number of KV heads. A layer has query_heads // group of them.",
+        group_taken_for_key_heads=("query_heads // group", "group"),
     ),
     *factors_missing("layers", "head_dim", "tokens", "item_bytes"),
 )
 
-
-def intensity(s: Slips, query_heads, key_heads, length, head_dim, item_bytes):
-    """FLOP/byte as they are counted with these slips."""
-    flops = 2 if s("one_product_only") else 4
-    flops *= length * head_dim * (key_heads if s("flops_of_key_heads") else query_heads)
-    rows = (1 if s("values_not_read") else 2) * length * (query_heads if s("bytes_of_query_heads") else key_heads)
-    few = 2 - (1 if s("output_forgotten") else 0)
-    few = 0 if s("queries_forgotten") else few
-    wide = next((count for name, count in FLOAT32.items() if s(name)), 0)  # of the queries and the output, in float32
-    of_query = query_heads * ((few - wide) * item_bytes + 4 * wide)
-    moved = head_dim * (rows * item_bytes + of_query)
-    if s("scores_counted", "scores_counted__twice"):
-        moved += (4 if s("scores_counted__twice") else 2) * query_heads * length * item_bytes
-    if s("scores_counted__once"):
-        moved += query_heads * length * item_bytes
-    if s("per_element"):
-        moved /= item_bytes
-    if s("intensity_rounded_down"):
-        return flops // moved
-    return moved / flops if s("upside_down") else flops / moved
-
-
-FLOAT32 = {"queries_in_float32": 1, "queries_in_float32__and_output": 2}
 INTENSITY = (
-    Slip(
-        "one_product_only",
+    *edits(
         "Only one of the two products is counted, or a multiply-add as one FLOP. Scores and weighted values are "
         "head_dim multiply-adds each for a key and a query head: 4 · head_dim FLOPs.",
+        one_product_only=("4 * query_heads", "2 * query_heads"),
     ),
-    Slip(
-        "flops_of_key_heads",
+    *edits(
         "The FLOPs are counted for the KV heads. Every query head computes scores of its own; only the bytes are "
         "shared.",
+        flops_of_key_heads=("4 * query_heads", "4 * key_heads"),
     ),
-    Slip(
-        "bytes_of_query_heads",
+    *edits(
         "Keys and values are counted once for every query head. A group shares them, and they are read once: "
         "key_heads of them.",
+        bytes_of_query_heads=("length * key_heads", "length * query_heads"),
     ),
-    Slip("values_not_read", "The bytes hold the keys and not the values. Both are read."),
-    Slip(
-        "queries_forgotten",
+    *edits("The bytes hold the keys and not the values. Both are read.", values_not_read=("2 * length", "length")),
+    *edits(
         "The queries and the output are missing from the bytes. Beside a long cache they are few, but for a "
         "single token they are most of the bytes.",
+        queries_forgotten=("+ 2 * query_heads * head_dim", ""),
     ),
-    Slip("output_forgotten", "The output is missing from the bytes: as many as the queries."),
-    *(
-        Slip(name, "The queries or the output are counted with 4 bytes an element. All have item_bytes here.")
-        for name in FLOAT32
+    *edits(
+        "The output is missing from the bytes: as many as the queries.",
+        output_forgotten=("+ 2 * query_heads", "+ query_heads"),
     ),
-    *(
-        Slip(
-            f"scores_counted{times}",
-            "The scores or their weights are counted among the bytes. They stay on the chip: only queries, keys, "
-            "values and the output cross to memory.",
-        )
-        for times in ("", "__once", "__twice")
+    *edits(
+        "The queries or the output are counted with 4 bytes an element. All have item_bytes here.",
+        queries_in_float32=("+ 2 * query_heads", "+ (1 + 4 / item_bytes) * query_heads"),
+        queries_in_float32__and_output=("+ 2 * query_heads", "+ 8 / item_bytes * query_heads"),
     ),
-    Slip(
-        "per_element",
+    *edits(
+        "The scores or their weights are counted among the bytes. They stay on the chip: only queries, keys, "
+        "values and the output cross to memory.",
+        scores_counted=("elements = ", "elements = 2 * query_heads * length + "),
+        scores_counted__once=("elements = ", "elements = query_heads * length + "),
+        scores_counted__twice=("elements = ", "elements = 4 * query_heads * length + "),
+    ),
+    *edits(
         "decode_intensity counts FLOPs for each element. They are asked for each byte: an element has item_bytes of "
         "them.",
+        per_element=("(item_bytes * elements)", "elements"),
     ),
-    Slip(
-        "intensity_rounded_down",
+    *edits(
         "decode_intensity was rounded down to a whole number. FLOP/byte is a quotient: divide with /.",
+        intensity_rounded_down=("flops /", "flops //"),
     ),
-    Slip("upside_down", "That is bytes for each FLOP. Intensity is FLOPs divided by bytes."),
+    *edits(
+        "That is bytes for each FLOP. Intensity is FLOPs divided by bytes.",
+        upside_down=("flops / (item_bytes * elements)", "item_bytes * elements / flops"),
+    ),
 )
 
-
-def balanced(s: Slips, rate, bandwidth, item_bytes):
-    """The group as it is computed with these slips."""
-    group = rate / bandwidth * (1 if s("item_bytes_ignored", "half_of_it") else item_bytes / 2)
-    if s("half_of_it"):
-        group /= 2
-    if s("item_bytes_turned_round"):
-        group = rate / bandwidth * 2 / item_bytes
-    if s("twice_as_large"):
-        group *= 2
-    if s("group_rounded_down", "group_rounded_down__at_least_one"):
-        return max(int(group), 1 if s("group_rounded_down__at_least_one") else 0)
-    if s("rounded_to_nearest"):
-        return round(group)
-    if s("not_rounded"):
-        return group
-    if s("power_of_two_above"):
-        return 1 << (math.ceil(group) - 1).bit_length()
-    if s("power_of_two_above__by_its_logarithm"):
-        return 2 ** math.ceil(math.log2(group))
-    for rows in (8, 16):
-        if s(f"rounded_up_to_tiles__{rows}"):
-            return rows * math.ceil(group / rows)
-    return math.floor(group) + 1 if s("one_more_than_rounded_down") else math.ceil(group)
-
-
 BALANCED = (
-    Slip(
-        "item_bytes_ignored",
+    *edits(
         "The size of an element is missing from balanced_group. A group of G does 2 · G / item_bytes FLOPs for "
         "each byte: G only in 16 bits.",
+        item_bytes_ignored=("* item_bytes / 2", ""),
     ),
-    Slip(
-        "half_of_it",
+    *edits(
         "item_bytes is missing from balanced_group: rate / bandwidth is halved and not multiplied by the size of an "
         "element.",
+        half_of_it=("* item_bytes", ""),
     ),
-    Slip(
-        "twice_as_large",
+    *edits(
         "That is twice the group. A query head does 4 FLOPs for each element of a key and its value, 2 · item_bytes "
         "bytes: a group of G does 2 · G / item_bytes FLOPs for each byte.",
+        twice_as_large=("/ 2", ""),
     ),
-    *(
-        Slip(
-            name, "The group was rounded down. The last group below the balance point still waits for memory: round up."
-        )
-        for name in ("group_rounded_down", "group_rounded_down__at_least_one")
+    *edits(
+        "The group was rounded down. The last group below the balance point still waits for memory: round up.",
+        group_rounded_down=("math.ceil(group)", "int(group)"),
+        group_rounded_down__at_least_one=("math.ceil(group)", "max(1, int(group))"),
     ),
-    Slip(
-        "one_more_than_rounded_down",
+    *edits(
         "The group is rounded down and 1 added. Where the balance is a whole number that is one too many: a group "
         "of exactly this size is enough. Round up with math.ceil.",
+        one_more_than_rounded_down=("math.ceil(group)", "math.floor(group) + 1"),
     ),
-    Slip(
-        "rounded_to_nearest",
+    *edits(
         "The group is rounded to the nearest whole number. Below the balance point a group still waits for memory: "
         "round up.",
+        rounded_to_nearest=("math.ceil(group)", "round(group)"),
     ),
-    Slip(
-        "item_bytes_turned_round",
+    *edits(
         "rate / bandwidth is multiplied by 2 / item_bytes. A group of G does 2 · G / item_bytes FLOPs for each byte, "
         "and that is to be rate / bandwidth: G is rate / bandwidth times item_bytes / 2.",
+        item_bytes_turned_round=("item_bytes / 2", "2 / item_bytes"),
     ),
-    *(
-        Slip(
-            f"power_of_two_above{how}",
-            "The group was rounded up to a power of two. The smallest group is asked for, whatever number that is.",
-        )
-        for how in ("", "__by_its_logarithm")
+    *edits(
+        "The group was rounded up to a power of two. The smallest group is asked for, whatever number that is.",
+        power_of_two_above=("math.ceil(group)", "1 << (math.ceil(group) - 1).bit_length()"),
+        power_of_two_above__by_its_logarithm=("math.ceil(group)", "2 ** math.ceil(math.log2(group))"),
     ),
-    *(
-        Slip(
-            f"rounded_up_to_tiles__{rows}",
-            "The group was rounded up to whole tiles of rows. The smallest group is asked for, whatever number that "
-            "is.",
-        )
-        for rows in (8, 16)
+    *edits(
+        "The group was rounded up to whole tiles of rows. The smallest group is asked for, whatever number that is.",
+        rounded_up_to_tiles__8=("math.ceil(group)", "8 * math.ceil(group / 8)"),
+        rounded_up_to_tiles__16=("math.ceil(group)", "16 * math.ceil(group / 16)"),
     ),
-    Slip("not_rounded", "A group has a whole number of heads: round up."),
+    *edits("A group has a whole number of heads: round up.", not_rounded=("math.ceil(group)", "group")),
 )
 
 INTENSITIES = Contract(
@@ -241,16 +190,16 @@ EXERCISE = Exercise(
     cases=intensity_cases,
     contracts=(INTENSITIES, GROUPS),
     models=(
-        Model(cached, CACHED),
-        Model(intensity, INTENSITY, entry="decode_intensity"),
-        Model(balanced, BALANCED, entry="balanced_group"),
+        model_of(cached, CACHED),
+        model_of(intensity, INTENSITY, entry="decode_intensity"),
+        model_of(balanced, BALANCED, entry="balanced_group"),
     ),
     oracle={
-        "cache_bytes": cache_bytes_oracle,
-        "decode_intensity": intensity_oracle,
+        "cache_bytes": cached,
+        "decode_intensity": intensity,
         "balanced_group": balanced_group_oracle,
     },
-    slips=(rounded_result(intensity_oracle),),
+    slips=(rounded_result(intensity),),
     hints=(
         "cache_bytes is chapter 05's formula; the only new thing is that a layer has query_heads // group KV heads.",
         "FLOPs first: a query head is compared with `length` keys. Its score with one key is head_dim multiply-adds, "

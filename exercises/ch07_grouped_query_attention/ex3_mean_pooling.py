@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.layouts import any_strides
-from course_lib.checker.specification.model import Model, Slip
 from exercises.topics.evidence import COMPUTED_IN_16_BITS, right_to_three_digits
+
+
+def pooled_heads(weight, key_heads, new_key_heads):
+    group = key_heads // new_key_heads
+    rows = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    heads = rows.unflatten(0, (new_key_heads, group, -1))  # [new_key_heads, group, head_dim, ...]
+    pooled = heads.sum(dim=1) / heads.shape[1]
+    return pooled.flatten(0, 1).to(weight.dtype)
 
 
 def _split(weight, key_heads, new_key_heads):
     """[new_key_heads, group, head_dim, ...]: the heads that become one stand together."""
     return weight.unflatten(0, (new_key_heads, key_heads // new_key_heads, -1))
-
-
-def pool_oracle(weight, key_heads, new_key_heads):
-    return _split(weight, key_heads, new_key_heads).mean(dim=1).flatten(0, 1)
 
 
 def pool_added_up(weight, key_heads, new_key_heads):
@@ -82,112 +85,75 @@ CONTRACT = Contract(
 )
 
 
-def _pooled(s, weight, key_heads, new_key_heads):
-    """What an answer with these slips makes of a weight."""
-    accurate = torch.promote_types(weight.dtype, torch.float32)
-    group = key_heads // new_key_heads
-    heads = _split(weight.to(accurate), key_heads, new_key_heads)  # [new, group, head_dim, ...]
-    if s("heads_interleaved"):
-        heads = weight.to(accurate).unflatten(0, (group, new_key_heads, -1)).transpose(0, 1)
-    if s("rows_averaged"):
-        heads = weight.to(accurate).unflatten(0, (new_key_heads, -1, group)).transpose(1, 2)
-    if s("everything_averaged"):
-        heads = heads.flatten(0, 1).expand(new_key_heads, *heads.flatten(0, 1).shape)
-    if s("group_and_new_heads_exchanged"):
-        heads = weight.to(accurate).unflatten(0, (group, new_key_heads, -1))
-    total = heads.sum(dim=1)
-    if s("sum_in_own_dtype", "added_up_in_16_bits"):
-        total = total.to(weight.dtype)
-    pooled = total if s("summed") else heads.mean(dim=1)
-    if s("divided_by_all_heads"):
-        pooled = total / key_heads
-    if s("divided_by_the_new_heads"):
-        pooled = total / new_key_heads
-    if s("added_up_in_16_bits"):
-        pooled = total / group
-    if s("not_the_whole_group") and group > 1:
-        pooled = heads[:, :-1].mean(dim=1)
-    if s("median_taken"):
-        pooled = heads.median(dim=1).values
-    if s("first_of_group"):
-        pooled = heads[:, 0]
-    if s("last_of_group"):
-        pooled = heads[:, -1]
-    if s("first_heads_kept"):
-        pooled = weight.to(accurate).unflatten(0, (key_heads, -1))[:new_key_heads]
-    if s("pooled_then_repeated"):
-        pooled = pooled.repeat_interleave(group, dim=0)
-    pooled = pooled.flatten(0, 1)
-    if s("bias_gets_a_dimension") and weight.dim() == 1:
-        pooled = pooled[:, None]
-    if s("bias_gets_a_dimension__in_front") and weight.dim() == 1:
-        pooled = pooled[None]
-    return pooled.to(weight.dtype)
-
-
-TWO_DIMENSIONS = (
-    "A bias has one dimension, and its result has two. Take the heads apart in a way that leaves the other dimensions "
-    "as they are: unflatten dimension 0, average, flatten."
-)
-SLIPS = (
-    Slip(
-        "heads_interleaved",
+MEAN = "heads.sum(dim=1) / heads.shape[1]"
+CHANGES = (
+    *edits(
         "Head h was averaged with h + new_key_heads and so on: every new_key_heads-th head. The query heads that will "
         "share a KV head are neighbours, so their KV heads are: split the rows as [new_key_heads, group, head_dim].",
+        heads_interleaved=("(new_key_heads, group, -1))", "(group, new_key_heads, -1)).transpose(0, 1)"),
     ),
-    Slip(
-        "rows_averaged",
+    *edits(
         "Neighbouring rows were averaged, which are elements of one head. The rows are [heads, head_dim], all of head "
         "0 first: average element d of one head with element d of the others.",
+        rows_averaged=("(new_key_heads, group, -1))", "(new_key_heads, -1, group)).transpose(1, 2)"),
     ),
-    Slip(
-        "summed",
+    *edits(
         "The heads of a group are added up and not averaged: keys and scores grow by the group's size. Take the mean.",
+        summed=(MEAN, "heads.sum(dim=1)"),
     ),
-    Slip(
-        "divided_by_all_heads",
+    *edits(
         "The sum of a group is divided by all key_heads. A group has key_heads // new_key_heads of them.",
+        divided_by_all_heads=("/ heads.shape[1]", "/ key_heads"),
     ),
-    Slip(
-        "divided_by_the_new_heads",
+    *edits(
         "The sum of a group is divided by new_key_heads. A group has key_heads // new_key_heads heads.",
+        divided_by_the_new_heads=("/ heads.shape[1]", "/ new_key_heads"),
     ),
-    Slip(
-        "group_and_new_heads_exchanged",
+    *edits(
         "The group's size and new_key_heads are exchanged where the rows are split: it is [new_key_heads, group, "
         "head_dim], and the average goes over the group.",
+        group_and_new_heads_exchanged=("new_key_heads, group, -1", "group, new_key_heads, -1"),
     ),
-    Slip(
-        "first_of_group",
+    *edits(
         "The first head of each group is kept and the others are dropped. It works less well than the mean of all "
         "(Ainslie et al., figure 4).",
+        first_of_group=(MEAN, "heads[:, 0]"),
     ),
-    Slip("last_of_group", "The last head of each group is kept and the others are dropped. Average them all."),
-    Slip(
-        "first_heads_kept",
+    *edits(
+        "The last head of each group is kept and the others are dropped. Average them all.",
+        last_of_group=(MEAN, "heads[:, -1]"),
+    ),
+    *edits(
         "The first new_key_heads heads are kept and the rest is dropped. Average the members of each group.",
+        first_heads_kept=(MEAN, "rows.unflatten(0, (key_heads, -1))[:new_key_heads]"),
     ),
-    Slip(
-        "everything_averaged",
+    *edits(
         "All heads were averaged into one, and that one is repeated. Average inside each group only.",
+        everything_averaged=(MEAN, "heads.mean(dim=(0, 1)).expand(new_key_heads, *heads.shape[2:])"),
     ),
-    Slip(
-        "pooled_then_repeated",
+    *edits(
         "The result still has key_heads heads: the mean was written back to every member. One head for each group is "
         "what makes the cache smaller.",
+        pooled_then_repeated=("pooled.flatten", "pooled.repeat_interleave(group, dim=0).flatten"),
     ),
-    Slip(
-        "added_up_in_16_bits",
+    *edits(
         "The heads of a group are added up in float16, which holds nothing above 65504, and the sum is divided only "
         "then. Divide first, or add in float32; mean does.",
+        added_up_in_16_bits=("heads.sum(dim=1)", "heads.sum(dim=1).to(weight.dtype)"),
     ),
-    Slip(
-        "not_the_whole_group",
+    *edits(
         "One head of each group was left out of the average. A group has key_heads // new_key_heads of them.",
+        not_the_whole_group=(MEAN, "heads[:, : max(group - 1, 1)].mean(dim=1)"),
     ),
-    Slip("median_taken", "That is the median of each group's heads. Take the mean."),
-    Slip("bias_gets_a_dimension", TWO_DIMENSIONS),
-    Slip("bias_gets_a_dimension__in_front", TWO_DIMENSIONS),
+    *edits(
+        "That is the median of each group's heads. Take the mean.", median_taken=(MEAN, "heads.median(dim=1).values")
+    ),
+    *edits(
+        "A bias has one dimension, and its result has two. Take the heads apart in a way that leaves the other "
+        "dimensions as they are: unflatten dimension 0, average, flatten.",
+        bias_gets_a_dimension=("rows = weight", "rows = weight.reshape(len(weight), -1)"),
+        bias_gets_a_dimension__in_front=("pooled.flatten(0, 1)", "torch.atleast_2d(pooled.flatten(0, 1))"),
+    ),
 )
 
 EXERCISE = Exercise(
@@ -195,10 +161,10 @@ EXERCISE = Exercise(
     title="Convert a checkpoint by mean-pooling",
     entries=("pool_heads",),
     cases=pool_cases,
-    oracle=pool_oracle,
+    oracle=pooled_heads,
     contracts=(CONTRACT,),
     plain=(pool_added_up, pool_scaled_first),
-    models=(Model(_pooled, SLIPS, styles=((), ("sum_in_own_dtype",))),),
+    models=(model_of(pooled_heads, CHANGES),),
     hints=(
         "The rows of the weight are heads, one after the other: row head · head_dim + d makes element d of that head. "
         "Which shape separates new head, member of the group and head_dim?",
@@ -208,6 +174,6 @@ EXERCISE = Exercise(
         "head_dim is weight.shape[0] // key_heads.",
     ),
     mistakes=(
-        Mistake("computed_in_16_bits", COMPUTED_IN_16_BITS, when=right_to_three_digits(pool_oracle), every=True),
+        Mistake("computed_in_16_bits", COMPUTED_IN_16_BITS, when=right_to_three_digits(pooled_heads), every=True),
     ),
 )

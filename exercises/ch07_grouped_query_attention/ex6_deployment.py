@@ -2,74 +2,35 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise
+from course_lib.checker import Case, Exercise, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.model import Model, Slip, Slips
-from exercises.topics.formulas import factors_missing, product
+from course_lib.checker.specification.edits import without
+from exercises.topics.formulas import factors_missing
 
 
-def rank_bytes(s: Slips, layers, key_heads, head_dim, tokens, item_bytes, ranks):
-    """Bytes on one rank as they are counted with these slips."""
-    heads = -(-key_heads // ranks)
-    if s("no_head_left"):
-        heads = key_heads // ranks
-    if s("not_divided_among_ranks"):
-        heads = key_heads
-    if s("tokens_shared_too"):
-        tokens = tokens // ranks
-    if s("tokens_shared_too__rounded_last"):
-        return 2 * layers * heads * head_dim * tokens // ranks * item_bytes
-    matrices = 1 if s("values_forgotten") else 2
-    size = matrices * product(s, layers=layers, head_dim=head_dim, tokens=tokens, item_bytes=item_bytes)
-    if s("replication_forgotten", "replication_forgotten__rounded_down"):
-        shared = size * key_heads / ranks
-        return int(shared) if s("replication_forgotten__rounded_down") else shared
-    return size * heads
-
-
-def chosen(s: Slips, layers, query_heads, head_dim, tokens, item_bytes, budget, ranks):
-    """The number of KV heads that is chosen with these slips."""
-
-    def allowed(heads):
-        divides = query_heads % heads == 0 or s("groups_uneven")
-        even = heads % ranks == 0 and not s("only_divisors_of_ranks")
-        even = even or ranks % heads == 0 or s("uneven_split", "uneven_split__rounded_down")
-        return divides and even and not (s("powers_of_two_only") and heads & (heads - 1))
-
-    def fits(heads):
-        sharing = 1 if s("budget_of_one_for_all") else ranks
-        need = rank_bytes(s, layers, heads, head_dim, tokens, item_bytes, sharing)
-        if s("uneven_split__rounded_down"):
-            need = rank_bytes(s, layers, max(1, heads // sharing), head_dim, tokens, item_bytes, 1)
-        if s("budget_of_all_ranks"):
-            need *= ranks
-        return need < budget if s("fits_strictly") else need <= budget
-
-    last = query_heads - (1 if s("as_many_as_query_heads_left_out") else 0)
-    first = 2 if s("one_head_never_tried") else 1
-    found = [heads for heads in range(first, last + 1) if allowed(heads) and fits(heads)]
-    if s("stopped_at_the_first_that_fails"):
-        found = [heads for place, heads in enumerate(found) if heads == first + place]
-    if s("quotient_of_the_budget", "quotient_of_the_budget__rounded"):
-        one = rank_bytes(Slips(), layers, 1, head_dim, tokens, item_bytes, 1)
-        most = int(min(query_heads, (1 if s("quotient_of_the_budget__rounded") else ranks) * budget // one))
-        found = [most] if most else []
-    if s("fewest_of_the_same_bytes") and found:
-        found = [heads for heads in found if -(-heads // ranks) == -(-max(found) // ranks)][:1]
-    none = next((number for number in (0, 1) if s(f"none_forgotten__{number}")), None)
-    return (min if s("smallest_chosen") else max)(found, default=none)
-
-
-def rank_bytes_oracle(layers, key_heads, head_dim, tokens, item_bytes, ranks):
+def rank_bytes(layers, key_heads, head_dim, tokens, item_bytes, ranks):
     return 2 * layers * -(-key_heads // ranks) * head_dim * tokens * item_bytes
 
 
+def chosen(layers, query_heads, head_dim, tokens, item_bytes, budget_bytes, ranks):
+    found = [
+        heads
+        for heads in range(1, query_heads + 1)
+        if query_heads % heads == 0
+        if heads % ranks == 0 or ranks % heads == 0
+        if rank_bytes(layers, heads, head_dim, tokens, item_bytes, ranks) <= budget_bytes
+    ]
+    return max(found, default=None)
+
+
 def choose_oracle(layers, query_heads, head_dim, tokens, item_bytes, budget_bytes, ranks):
-    return chosen(Slips(), layers, query_heads, head_dim, tokens, item_bytes, budget_bytes, ranks)
+    # `chosen` reads some of these in several places. Here each stands once, so that a small change takes one for
+    # another throughout.
+    return chosen(layers, query_heads, head_dim, tokens, item_bytes, budget_bytes, ranks)
 
 
 def deployment_cases(draw):
-    exact = rank_bytes_oracle(32, 8, 128, 65536, 2, 2)
+    exact = rank_bytes(32, 8, 128, 65536, 2, 2)
     tokens = draw.integer(1000, 2000)
     return [
         Case("80 layers, 8 KV heads on 8 GPUs", (80, 8, 128, 32768, 2, 8), "rank_cache_bytes"),
@@ -91,7 +52,7 @@ def deployment_cases(draw):
         Case("28 query heads, 4 GPUs, room for 2 heads each", (28, 28, 128, 100000, 2, 3e9, 4), "choose_key_heads"),
         Case(
             "240 query heads in 3 small layers, room for exactly one KV head",
-            (3, 240, 8, 20, 4, float(rank_bytes_oracle(3, 1, 8, 20, 4, 1)), 1),
+            (3, 240, 8, 20, 4, float(rank_bytes(3, 1, 8, 20, 4, 1)), 1),
             "choose_key_heads",
         ),
         Case("8 GPUs, 2 GB on each: room for a third of a head", (80, 64, 128, 131072, 2, 2e9, 8), "choose_key_heads"),
@@ -99,110 +60,112 @@ def deployment_cases(draw):
     ]
 
 
+HEADS_HERE = "-(-key_heads // ranks)"
 SIZES = (
-    Slip(
-        "values_forgotten",
+    *edits(
         "The cache is half as large as it should be: keys and values are both kept. Multiply by 2.",
+        values_forgotten=("2 * layers", "layers"),
     ),
-    Slip(
-        "not_divided_among_ranks",
+    *edits(
         "That is the whole cache. Its KV heads are divided among the GPUs: one holds key_heads / ranks of them.",
+        not_divided_among_ranks=(HEADS_HERE, "key_heads"),
     ),
-    *(
-        Slip(
-            name,
-            "With more GPUs than KV heads the cache was still divided by the GPUs. A head can't be split: each GPU "
-            "holds one whole head, and several GPUs hold the same.",
-        )
-        for name in ("replication_forgotten", "replication_forgotten__rounded_down")
+    *edits(
+        "With more GPUs than KV heads the cache was still divided by the GPUs. A head can't be split: each GPU "
+        "holds one whole head, and several GPUs hold the same.",
+        replication_forgotten=(HEADS_HERE, "key_heads", "* item_bytes", "* item_bytes / ranks"),
+        replication_forgotten__rounded_down=(HEADS_HERE, "key_heads", "* item_bytes", "* item_bytes // ranks"),
     ),
-    Slip(
-        "no_head_left",
+    *edits(
         "With more GPUs than KV heads the division was rounded down to no head at all. Each GPU holds one.",
+        no_head_left=(HEADS_HERE, "(key_heads // ranks)"),
     ),
-    *(
-        Slip(
-            f"tokens_shared_too{how}",
-            "The tokens are divided among the GPUs, on top of the KV heads. Every GPU holds all tokens, of its own "
-            "heads.",
-        )
-        for how in ("", "__rounded_last")
+    *edits(
+        "The tokens are divided among the GPUs, on top of the KV heads. Every GPU holds all tokens, of its own heads.",
+        tokens_shared_too=("* tokens", "* (tokens // ranks)"),
+        tokens_shared_too__rounded_last=("* tokens", "* tokens // ranks"),
     ),
     *factors_missing("layers", "head_dim", "tokens", "item_bytes"),
 )
 
+DIVIDES, EVEN = "if query_heads % heads == 0", "if heads % ranks == 0 or ranks % heads == 0"
+ON_A_RANK, RESULT = "item_bytes, ranks) <=", "max(found, default=None)"
+ONE_HEAD = "rank_bytes(layers, 1, head_dim, tokens, item_bytes, 1)"
 CHOICES = (
-    *(slip for slip in SIZES if slip.id != "not_divided_among_ranks"),  # there it is budget_of_one_for_all
-    Slip(
-        "smallest_chosen",
+    *without(SIZES, "not_divided_among_ranks"),  # there it is budget_of_one_for_all
+    *edits(
         "The smallest number of KV heads that fits was chosen. More heads are better quality: take the largest.",
+        smallest_chosen=("max(found", "min(found"),
     ),
-    Slip(
-        "budget_of_one_for_all",
+    *edits(
         "The whole cache was compared with the budget of a single GPU. budget_bytes is what each GPU has: compare "
         "with the bytes of one rank.",
+        budget_of_one_for_all=(ON_A_RANK, "item_bytes, 1) <="),
     ),
-    Slip(
-        "budget_of_all_ranks",
+    *edits(
         "The bytes of all GPUs together were compared with budget_bytes. That is what each GPU has: compare with the "
         "bytes of one rank.",
+        budget_of_all_ranks=(ON_A_RANK, "item_bytes, ranks) * ranks <="),
     ),
-    *(
-        Slip(
-            f"uneven_split{how}",
-            "The chosen KV heads can't be shared out evenly: of ranks and key_heads, one must divide the other. Else "
-            "some GPUs hold more than others, and all wait for the fullest.",
-        )
-        for how in ("", "__rounded_down")
+    *edits(
+        "The chosen KV heads can't be shared out evenly: of ranks and key_heads, one must divide the other. Else "
+        "some GPUs hold more than others, and all wait for the fullest.",
+        uneven_split=(EVEN, ""),
+        uneven_split__rounded_down=(EVEN, "", HEADS_HERE, "max(1, key_heads // ranks)"),
     ),
-    Slip(
-        "stopped_at_the_first_that_fails",
+    *edits(
         "The search ends at the first number that is not allowed or does not fit. Larger ones may be allowed again: "
         "go on to query_heads.",
+        stopped_at_the_first_that_fails=(
+            RESULT,
+            "max([heads for place, heads in enumerate(found, 1) if heads == place], default=None)",
+        ),
     ),
-    *(
-        Slip(
-            f"quotient_of_the_budget{how}",
-            "The number is the budget divided by the bytes of one head, whatever that gives. It must divide "
-            "query_heads, and of it and ranks one must divide the other: try the numbers that do.",
-        )
-        for how in ("", "__rounded")
+    *edits(
+        "The number is the budget divided by the bytes of one head, whatever that gives. It must divide "
+        "query_heads, and of it and ranks one must divide the other: try the numbers that do.",
+        quotient_of_the_budget=(RESULT, f"int(min(query_heads, ranks * budget_bytes // {ONE_HEAD})) or None"),
+        quotient_of_the_budget__rounded=(RESULT, f"int(min(query_heads, budget_bytes // {ONE_HEAD})) or None"),
     ),
-    Slip(
-        "fewest_of_the_same_bytes",
+    *edits(
         "Several numbers of KV heads take the same bytes, where each GPU holds one head, and the smallest of them was "
         "chosen. More heads are better quality: take the largest.",
+        fewest_of_the_same_bytes=(
+            RESULT,
+            "min([heads for heads in found if -(-heads // ranks) == -(-max(found) // ranks)], default=None)",
+        ),
     ),
-    Slip(
-        "one_head_never_tried",
+    *edits(
         "A single KV head was never tried, and it is allowed. range(1, query_heads + 1) begins with it.",
+        one_head_never_tried=("range(1,", "range(2,"),
     ),
-    Slip("groups_uneven", "The chosen number of KV heads doesn't divide the query heads (exercise 7.1)."),
-    Slip(
-        "only_divisors_of_ranks",
+    *edits("The chosen number of KV heads doesn't divide the query heads (exercise 7.1).", groups_uneven=(DIVIDES, "")),
+    *edits(
         "Only numbers of KV heads that divide ranks were tried. Multiples of ranks are allowed too: each GPU then "
         "holds several heads.",
+        only_divisors_of_ranks=(EVEN, "if ranks % heads == 0"),
     ),
-    Slip(
-        "powers_of_two_only",
+    *edits(
         "Only powers of two were tried. Any divisor of query_heads is possible: 48 query heads can share 12.",
+        powers_of_two_only=(DIVIDES, f"{DIVIDES} and heads & heads - 1 == 0"),
     ),
-    Slip(
-        "as_many_as_query_heads_left_out",
+    *edits(
         "A KV head for each query head was never tried, and it is allowed. range(1, query_heads) ends one before "
         "query_heads.",
+        as_many_as_query_heads_left_out=("query_heads + 1", "query_heads"),
     ),
-    Slip(
-        "fits_strictly",
+    *edits(
         "A cache that fills the budget to the last byte was refused. It fits: compare with <=.",
+        fits_strictly=("<= budget_bytes", "< budget_bytes"),
     ),
     *(
-        Slip(
-            f"none_forgotten__{number}",
+        edit
+        for number in (0, 1)
+        for edit in edits(
             f"Where not even one head fits, {number} was returned. Return None, which no one takes for a number of "
             "heads.",
+            **{f"none_forgotten__{number}": ("default=None", f"default={number}")},
         )
-        for number in (0, 1)
     ),
 )
 
@@ -217,7 +180,7 @@ RANK = Contract(
 
 def _budgeted(draw, *, query_heads, ranks, room):
     layers, tokens = draw.integer(2, 90), draw.integer(100, 9000)
-    return layers, query_heads, 64, tokens, 2, room * rank_bytes_oracle(layers, 1, 64, tokens, 2, 1), ranks
+    return layers, query_heads, 64, tokens, 2, room * rank_bytes(layers, 1, 64, tokens, 2, 1), ranks
 
 
 CHOICE = Contract(
@@ -252,10 +215,10 @@ EXERCISE = Exercise(
     cases=deployment_cases,
     contracts=(RANK, CHOICE),
     models=(
-        Model(rank_bytes, SIZES),
-        Model(chosen, CHOICES, entry="choose_key_heads", none_is_a_result=True),
+        model_of(rank_bytes, SIZES),
+        model_of(chosen, CHOICES, parts=(rank_bytes,), entry="choose_key_heads", none_is_a_result=True),
     ),
-    oracle={"rank_cache_bytes": rank_bytes_oracle, "choose_key_heads": choose_oracle},
+    oracle={"rank_cache_bytes": rank_bytes, "choose_key_heads": choose_oracle},
     hints=(
         "How many KV heads does one GPU hold? key_heads / ranks where that is a whole number, and one where there are "
         "more GPUs than heads, because a head cannot be divided.",

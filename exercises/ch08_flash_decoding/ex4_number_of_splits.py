@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise
+from course_lib.checker import Case, Exercise, Slip, edits, model_of
 from course_lib.checker.specification.contract import Contract
-from course_lib.checker.specification.model import Model, Slip, Slips
-from exercises.topics.formulas import factors_missing, product, rounded_result
+from course_lib.checker.specification.model import Slips
+from exercises.topics.formulas import factors_missing, rounded_result
 
 LEAST_KEYS, MOST_SPLITS = 64, 256
 
@@ -37,41 +37,23 @@ def kernel_seconds(programs, program_bytes, chip):
     return reading + chip["start_seconds"] * len(waves)
 
 
-def microseconds(s: Slips, splits, batch, query_heads, key_heads, context, head_dim, item_bytes, chip):
-    """decode_microseconds with these slips."""
+def microseconds(splits, batch, query_heads, key_heads, context, head_dim, item_bytes, chip):
+    """One pass over the keys and, with more than one split, the kernel that combines them."""
     keys = -(-context // splits)
-    if s("keys_rounded_down"):
-        keys = context // splits
-    if s("keys_in_fractions"):
-        keys = context / splits
-    if s("context_not_split"):
-        keys = context
-    program_bytes = (1 if s("values_forgotten") else 2) * keys * product(s, head_dim=head_dim, item_bytes=item_bytes)
-    if s("bytes_of_all_splits"):
-        program_bytes *= splits
-    if s("group_counted_in_the_bytes"):
-        program_bytes *= query_heads // key_heads
-    programs = (query_heads if s("programs_by_query_heads") else key_heads) * product(s, batch=batch, splits=splits)
+    program_bytes = 2 * keys * head_dim * item_bytes
+    programs = key_heads * batch * splits
     seconds = kernel_seconds(programs, program_bytes, chip)
-    if splits > 1 or s("combine_without_a_split"):
-        numbers = head_dim + (0 if s("log_sum_exp_forgotten") else 1)
-        rows = batch * splits * (key_heads if s("partials_by_key_heads") else query_heads)
-        if s("partials_of_one_sequence"):
-            rows //= batch
-        moved = rows * numbers * (item_bytes if s("partials_in_half_precision") else 4)
-        crossings = 1 if s("partials_cross_once") else 2
-        launches = splits if s("launch_for_each_split") else 0 if s("launch_forgotten") else 1
-        launches = splits - 1 if s("launch_for_each_split__but_one") else launches
-        rate = chip["program_bandwidth" if s("partials_at_one_programs_rate") else "bandwidth"]
-        seconds += launches * chip["launch_seconds"]
-        seconds += 0 if s("partials_forgotten") else crossings * moved / rate
-    if s("rounded_to_microseconds"):
-        return round(1e6 * seconds)
-    return seconds if s("in_seconds") else 1e6 * seconds
+    if splits > 1:
+        rows = splits * query_heads
+        partial_bytes = batch * rows * (head_dim + 1) * 4
+        seconds += chip["launch_seconds"]
+        seconds += 2 * partial_bytes / chip["bandwidth"]
+    return 1e6 * seconds
 
 
 def decode_microseconds_oracle(splits, batch, query_heads, key_heads, context, head_dim, item_bytes, chip):
-    return microseconds(Slips(), splits, batch, query_heads, key_heads, context, head_dim, item_bytes, chip)
+    # Each name stands once, so that a small change takes one for another throughout `microseconds`.
+    return microseconds(splits, batch, query_heads, key_heads, context, head_dim, item_bytes, chip)
 
 
 def _allowed(context):
@@ -210,82 +192,97 @@ def _on_a_chip_of(slots):
     return lambda *args: _choice(decode_microseconds_oracle, *args[:6], {**args[6], "slots": slots})
 
 
-COMBINE = ("launch_forgotten", "partials_forgotten")
-
+KEYS = "-(-context // splits)"
 TIMES = (
-    Slip("in_seconds", "The result is in seconds; microseconds are asked for: times 1e6."),
-    Slip(
-        "values_forgotten", "In your formula a program reads one matrix. It reads keys and values: twice as many bytes."
+    *edits("The result is in seconds; microseconds are asked for: times 1e6.", in_seconds=("1e6 * seconds", "seconds")),
+    *edits(
+        "In your formula a program reads one matrix. It reads keys and values: twice as many bytes.",
+        values_forgotten=("2 * keys", "keys"),
     ),
-    Slip(
-        "programs_by_query_heads",
+    *edits(
         "The programs are counted for the query heads. There is one for each sequence, KV head and split: a group of "
         "query heads shares its keys.",
+        programs_by_query_heads=("key_heads * batch", "query_heads * batch"),
     ),
-    Slip(
-        "group_counted_in_the_bytes",
+    *edits(
         "A program's bytes are counted once for each query head of its group. The group shares keys and values: they "
         "are read once.",
+        group_counted_in_the_bytes=("2 * keys", "2 * (query_heads // key_heads) * keys"),
     ),
     *factors_missing("batch", "splits", "head_dim", "item_bytes"),
-    Slip("context_not_split", "Every program is counted with all keys. Each reads its split's: ⌈context / splits⌉."),
-    Slip(
-        "keys_rounded_down",
+    *edits(
+        "Every program is counted with all keys. Each reads its split's: ⌈context / splits⌉.",
+        context_not_split=(KEYS, "context"),
+    ),
+    *edits(
         "context / splits was rounded down, so that keys are left over. The largest split has ⌈context / splits⌉ keys.",
+        keys_rounded_down=(KEYS, "context // splits"),
     ),
-    Slip(
-        "keys_in_fractions",
+    *edits(
         "context / splits was not rounded. A split holds whole keys, and the longest one decides: ⌈context / splits⌉.",
+        keys_in_fractions=(KEYS, "context / splits"),
     ),
-    Slip(
-        "partials_forgotten",
+    *edits(
         "The partial results are missing: with more than one split they are written once and read once.",
+        partials_forgotten=('seconds += 2 * partial_bytes / chip["bandwidth"]', ""),
     ),
-    Slip("partials_of_one_sequence", "The partial results are those of one sequence. Each sequence has its own."),
-    Slip(
-        "partials_by_key_heads",
+    *edits(
+        "The partial results are those of one sequence. Each sequence has its own.",
+        partials_of_one_sequence=("batch * rows", "rows"),
+    ),
+    *edits(
         "The partial results are counted for the KV heads. Every query head has its own output and its own "
         "log-sum-exp.",
+        partials_by_key_heads=("splits * query_heads", "splits * key_heads"),
     ),
-    Slip(
-        "partials_cross_once",
+    *edits(
         "The partial results are counted once. One kernel writes them and the other reads them, so count twice.",
+        partials_cross_once=("2 * partial_bytes", "partial_bytes"),
     ),
-    Slip(
-        "log_sum_exp_forgotten", "The log-sum-exps are missing: each partial result is head_dim numbers and one more."
+    *edits(
+        "The log-sum-exps are missing: each partial result is head_dim numbers and one more.",
+        log_sum_exp_forgotten=("(head_dim + 1)", "head_dim"),
     ),
-    Slip(
-        "partials_in_half_precision",
+    *edits(
         "The partial results are counted with the cache's item_bytes. They are float32, 4 bytes a number.",
+        partials_in_half_precision=("(head_dim + 1) * 4", "(head_dim + 1) * item_bytes"),
     ),
-    Slip(
-        "launch_forgotten",
+    *edits(
         "The second kernel's launch is missing: launch_seconds, whenever there is more than one split.",
+        launch_forgotten=('seconds += chip["launch_seconds"]', ""),
     ),
-    *(
-        Slip(f"launch_for_each_split{which}", "launch_seconds is counted for each split. One kernel combines them all.")
-        for which in ("", "__but_one")
+    *edits(
+        "launch_seconds is counted for each split. One kernel combines them all.",
+        launch_for_each_split=('chip["launch_seconds"]', 'splits * chip["launch_seconds"]'),
+        launch_for_each_split__but_one=('chip["launch_seconds"]', '(splits - 1) * chip["launch_seconds"]'),
     ),
-    Slip(
-        "partials_at_one_programs_rate",
+    *edits(
         "The partial results cross at the bandwidth of one program. All programs write and read them together: take "
         "the chip's bandwidth.",
+        partials_at_one_programs_rate=('chip["bandwidth"]', 'chip["program_bandwidth"]'),
     ),
-    Slip(
-        "bytes_of_all_splits",
+    *edits(
         "kernel_seconds got the bytes of all splits. It takes those of one program, which reads one split of one KV "
         "head.",
+        bytes_of_all_splits=("programs, program_bytes", "programs, program_bytes * splits"),
     ),
-    Slip(
-        "rounded_to_microseconds",
+    *edits(
         "The result is rounded to whole microseconds. Two numbers of splits may lie closer together: return it as it "
         "is.",
+        rounded_to_microseconds=("1e6 * seconds", "round(1e6 * seconds)"),
     ),
-    Slip(
-        "combine_without_a_split",
+    *edits(
         "With one split you count a combine. Nothing is left to combine: the kernel writes the output itself.",
+        combine_without_a_split=("if splits > 1", "if splits > 0"),
     ),
 )
+TIME = model_of(microseconds, TIMES)
+
+
+def _without_a_combine(*args):
+    """decode_microseconds of the pass over the keys alone."""
+    return TIME.compute(Slips(("launch_forgotten", "partials_forgotten")), *args)
+
 
 TIMED = Contract(
     lambda draw, *, splits, batch, key_heads, group, context, item_bytes: (
@@ -317,7 +314,7 @@ EXERCISE = Exercise(
     entries=("decode_microseconds", "choose_splits"),
     cases=splits_cases,
     contracts=(TIMED,),
-    models=(Model(microseconds, TIMES),),
+    models=(TIME,),
     oracle={"decode_microseconds": decode_microseconds_oracle, "choose_splits": price_oracle},
     hints=(
         "Add two times in seconds. The first is the pass over the keys: kernel_seconds of all programs. One program "
@@ -336,7 +333,7 @@ EXERCISE = Exercise(
             "combine_forgotten",
             "The choice counts only the pass over the keys. Splits also cost partial results and a second launch, "
             "which matters most for short contexts.",
-            formula=_chosen(lambda *args: _choice(lambda *a: microseconds(Slips(COMBINE), *a), *args)),
+            formula=_chosen(lambda *args: _choice(_without_a_combine, *args)),
         ),
         Slip(
             "always_one_wave",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-from course_lib.checker.specification.model import Slip, Slips
+from course_lib.checker.specification.edits import Edit, edits
+from course_lib.checker.specification.model import Slip
 
 PLACES = 7  # that results are rounded to, from 0 on
 
@@ -39,11 +39,10 @@ def rounded_result(*oracles: Callable) -> Slip:
     )
 
 
-def product(s: Slips, **factors: float) -> float:
-    """The product of these, less the factors that a slip leaves out: `factor_missing__layers`."""
-    return math.prod(value for name, value in factors.items() if not s(f"factor_missing__{name}"))
-
-
-def factors_missing(*names: str) -> tuple[Slip, ...]:
-    """A slip of `product` for each of these factors."""
-    return tuple(Slip(f"factor_missing__{name}", f"`{name}` is missing as a factor.") for name in names)
+def factors_missing(*names: str) -> tuple[Edit, ...]:
+    """For each of these factors, which stand behind a `*`, an edit that leaves it out."""
+    return tuple(
+        edit
+        for name in names
+        for edit in edits(f"`{name}` is missing as a factor.", **{f"factor_missing__{name}": (f"* {name}", "* 1")})
+    )
