@@ -34,17 +34,20 @@ def sizes_of(rows: int, outer: int, tiles: FewRowsTiles) -> tuple[int, int, int]
     return squares * tiles.outer, squares, programs
 
 
-def few_rows_workspace(rows: int, weights: Sequence[torch.Tensor]) -> ProductWorkspace:
-    """A workspace for products of 1 to `rows` rows with each of these weights, in the tiles that are chosen for them.
+def few_rows_workspace(
+    rows: int, weights: Sequence[torch.Tensor], tiles: FewRowsTiles | None = None
+) -> ProductWorkspace:
+    """A workspace for products of 1 to `rows` rows with each of these weights.
 
-    weights: [outer, inner] each, on one device.
+    weights: [outer, inner] each, on one device. tiles: in which all of them are cut; those that are chosen when None.
     """
     device = weights[0].device
     needed = [(0, 0, 0)]
     for outer, inner, dtype in {(*weight.shape, weight.dtype) for weight in weights}:
         for some in {min(rows, most) for most in (LEAST_ROWS, 2 * LEAST_ROWS, rows)}:
-            tiles = few_rows_tiles(some, outer, inner, dtype, architecture_of(device), multiprocessor_count(device))
-            needed.append(sizes_of(some, outer, tiles))
+            cut = tiles or few_rows_tiles(some, outer, inner, dtype, architecture_of(device),
+                                          multiprocessor_count(device))  # fmt: skip
+            needed.append(sizes_of(some, outer, cut))
     parts, squares, arrivals = (max(sizes) for sizes in zip(*needed))
     return ProductWorkspace(torch.empty(parts, dtype=torch.float32, device=device),
                             torch.empty(squares, dtype=torch.float32, device=device),
