@@ -650,9 +650,9 @@ draw_tile_steps(heads=16, tile_rows=64)
 #
 # How many splits do you need? The programs of one launch are sequences, times blocks of 64 heads, times splits. They
 # should fill the chip's *slots*, the places for running programs, once: that is one *wave*. Programs beyond the slots
-# wait for a second wave. A rule that looks only at the length gives each
-# of 64 sequences as many splits as it gives a single one, and then most of the work is merging. vLLM had such a rule;
-# a change that counts the programs is proposed in [vllm#50629](https://github.com/vllm-project/vllm/pull/50629).
+# wait for a second wave. A rule that looks only at the length gives each of 64 sequences as many splits as it gives a
+# single one, and then most of the work is merging. vLLM had such a rule; a change that counts the programs is proposed
+# in [vllm#50629](https://github.com/vllm-project/vllm/pull/50629).
 #
 # Two things are new in the kernels:
 #

@@ -688,12 +688,12 @@ points = {name: (cached * bits / 8, loss_of(*how)) for name, (bits, *how) in cac
 draw_cache_losses(points, "The small model with its cache in fewer bits")
 
 # %% [markdown]
-# The axis is only about a hundredth of a nat long. In our run the loss was 1.8131 with
-# 32 bits, 16 bits and calibrated FP8. It was 1.8143 to 1.8146 with FP8 and scales of 1, and with INT4. Keys over
-# channels came out at 1.8133, so for this model the wrong axis does no harm. Only the last cache stands out, with
-# 1.8200, because it rounds the newest tokens too. Attention gives these much weight, so keeping some 32 of them whole,
-# on average, is worth more than anything else here. But even 1.8200 is less than half a percent above 1.8131. The model
-# cannot show what goes wrong in large models, because its outliers are mild.
+# The axis is only about a hundredth of a nat long. In our run the loss was 1.8131 with 32 bits, 16 bits and calibrated
+# FP8. It was 1.8143 to 1.8146 with FP8 and scales of 1, and with INT4. Keys over channels came out at 1.8133, so for
+# this model the wrong axis does no harm. Only the last cache stands out, with 1.8200, because it rounds the newest
+# tokens too. Attention gives these much weight, so keeping some 32 of them whole, on average, is worth more than
+# anything else here. But even 1.8200 is less than half a percent above 1.8131. The model cannot show what goes wrong in
+# large models, because its outliers are mild.
 #
 # You can give it strong outliers without changing what it computes. Multiply two channels of every key by 16, and
 # divide the same channels of every query by 16. Every score stays what it was, but the cache now looks more like that
@@ -1119,8 +1119,8 @@ print("the same text" if same is None else f"the texts part after {same} bytes")
 #
 # - Micikevicius et al.: *FP8 Formats for Deep Learning*, [arXiv 2209.05433](https://arxiv.org/abs/2209.05433): e4m3 and
 #   its sibling e5m2.
-# - Liu et al.: *KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache*,
-#   [arXiv 2402.02750](https://arxiv.org/abs/2402.02750). Section 3 is the axes.
+# - Liu et al.: *KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache*, [arXiv
+#   2402.02750](https://arxiv.org/abs/2402.02750). Section 3 is the axes.
 # - Hooper et al.: *KVQuant*, [arXiv 2401.18079](https://arxiv.org/abs/2401.18079): keys by channel too, but rounded
 #   before the rotary positions mix the two channels of a pair.
 # - Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao: *FlashAttention-3: Fast and Accurate Attention with Asynchrony and
