@@ -214,8 +214,8 @@ draw_ledger(ledger, "The glue of one layer of Llama-3-8B for 16,384 tokens, at 4
 #
 # A long tile also needs more threads. By default a program has four warps, 128 threads, so of a tile of 16,384 each
 # thread holds 128 numbers of every tensor. That is too much for its 255 registers: compiled for an H100 by Triton 3.9,
-# the course's kernel then spills 448 bytes a thread. With `num_warps=16` it spills nothing. So let `num_warps`, an
-# argument of the launch, grow with the tile.
+# the course's kernel then spills up to 448 bytes a thread. With `num_warps=16` it spills nothing. Let `num_warps`, an
+# argument of the launch, grow along.
 #
 # Two details decide whether the result is right. First, add up the squares in float32: the square of 300 is 90,000, and
 # float16 ends at 65,504. Second, divide the sum by the number of columns, not by the number of lanes.
