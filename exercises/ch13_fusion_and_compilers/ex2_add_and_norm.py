@@ -139,6 +139,8 @@ EXERCISE = Exercise(
         "BLOCK), add epsilon, and take tl.rsqrt.",
         "x and residual have row strides of their own: pass x.stride(0) and residual.stride(0). The results are "
         "contiguous, so their rows are `hidden` apart.",
+        "A tile of 16,384 is too much for the registers of four warps, the default: on a GPU it spills. Launch it with "
+        "more, for example num_warps=4 if hidden <= 4096 else 16.",
     ),
     mistakes=(
         Mistake("rounded_to_16_bits", ROUNDED_TO_16_BITS, when=stored_in_16_bits(norms.add_rms_norm), every=True),
