@@ -26,6 +26,7 @@ from course_lib.models.loading.tokenizer import Tokenizer
 from course_lib.models.torch_attention import torch_attention
 from course_lib.serving.caches.contiguous import KVCache
 from course_lib.serving.generation import stream
+from course_lib.serving.text_stream import TextStream
 
 ROOM = 2048  # tokens of a conversation, unless another number is asked for
 
@@ -113,15 +114,16 @@ class Conversation:
         self.cache.truncate(min(held, self.cache.length))
         written: list[int] = []
         self.pace = Pace()
-        said = ""
+        text = TextStream(self.tokenizer)
         try:
-            tokens = self._tokens(prompt[self.cache.length :], written, new_tokens, temperature, seed)
-            for piece in self.tokenizer.streamed(tokens):
-                said += piece
+            for token in self._tokens(prompt[self.cache.length :], written, new_tokens, temperature, seed):
+                if piece := text.push(token):
+                    yield piece
+            if piece := text.end():
                 yield piece
         finally:
             self._held = (prompt + written)[: self.cache.length]
-            self.messages = [*self.messages, {"role": "assistant", "content": said}]
+            self.messages = [*self.messages, {"role": "assistant", "content": text.text}]
 
     def _tokens(self, prompt, written, new_tokens, temperature, seed) -> Iterator[int]:
         begun = time.perf_counter()

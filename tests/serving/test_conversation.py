@@ -3,21 +3,10 @@
 import itertools
 
 import pytest
-import tokenizers
-import torch
-from tokenizers import decoders, models, pre_tokenizers
 
-from course_lib.models.config import ModelConfig
-from course_lib.models.decoder import Decoder
-from course_lib.models.loading.tokenizer import Tokenizer
 from course_lib.serving.conversation import Conversation
-
-CONFIG = ModelConfig(257, 2, 48, 4, 2, 16, 64, 256, tied=True)
-END = 256
-TEMPLATE = (
-    "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}[assistant] {% endif %}"
-)
+from course_lib.serving.generation import generate
+from tests.serving.talkers import byte_tokenizer, random_model
 
 
 @pytest.fixture
@@ -27,13 +16,7 @@ def talk():
 
 
 def new_talk(**options):
-    torch.manual_seed(0)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = tokenizers.Tokenizer(models.BPE({piece: n for n, piece in enumerate([*alphabet, "<end>"])}, []))
-    tokens.add_special_tokens([tokenizers.AddedToken("<end>", special=True)])
-    tokens.pre_tokenizer, tokens.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    model = Decoder(CONFIG).requires_grad_(False).eval()
-    return Conversation(model, Tokenizer(tokens, TEMPLATE, {}, {END}), **{"kernels": False, **options})
+    return Conversation(random_model(), byte_tokenizer(stops=()), **{"kernels": False, **options})
 
 
 def run_tokens(talk) -> list[int]:
@@ -64,11 +47,12 @@ def test_the_kernels_say_what_pytorchs_operations_say(talk):
 
 
 def test_an_answer_ends_at_a_stop_token(talk):
-    expected = "".join(talk.say("x", new_tokens=6))
-    stopping = new_talk()
-    stopping.tokenizer.stops = frozenset(stopping.tokenizer.encode(expected).tolist()[-1:])
-    said = "".join(stopping.say("x", new_tokens=6))
-    assert expected.startswith(said) and len(said) < len(expected)
+    prompt = talk.tokenizer.conversation([{"role": "user", "content": "x"}])
+    written = generate(talk.model, prompt[None], 6)[0, len(prompt) :].tolist()
+    assert written[3] not in written[:3]
+    talk.tokenizer.stops = frozenset(written[3:4])
+    assert "".join(talk.say("x", new_tokens=6)) == talk.tokenizer.decode(written[:3])
+    assert talk.pace.tokens == 3
 
 
 def test_an_answer_that_nobody_listens_to_any_more_is_kept_as_far_as_it_came(talk):
