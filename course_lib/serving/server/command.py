@@ -17,8 +17,6 @@ PAGE_SIZE = 16
 SHARE_OF_FREE_MEMORY = 0.8  # of a GPU, for the cache; the rest is for what a step computes
 TOKENS_ON_CPU = 16_384
 NO_PASSWORD = "Anybody who reaches this address can use the model: there is no password. Put one before it."
-    "Anybody who reaches this address can use the model: there is no password. Keep it behind one of your own."
-)
 
 
 def serve(source: str | Path, *, host: str, port: int, pages: int | None, kernels: bool | None) -> None:
