@@ -171,6 +171,7 @@ GOOD = {"x": torch.zeros(2, 8), "weight": torch.zeros(6, 8)}
         ({"out": torch.zeros(2, 6).half()}, ["out has dtype torch.float16", "torch.float32"]),
         ({"out": GOOD["x"][:, :6]}, ["out overlaps x"]),
         ({"out": GOOD["weight"][2:4, :6]}, ["out overlaps weight"]),
+        ({"dependent": True}, ["dependent is True", "9.0"]),
         ({"workspace": 1}, ["workspace is a int", "few_rows_workspace()"]),
         (
             {"workspace": few_rows_workspace(1, [torch.zeros(2, 2)]), "tiles": SPLIT},
