@@ -5,7 +5,7 @@ import torch
 from course_lib.kernels.common.checks import check_dimensions, check_runnable, check_same
 from course_lib.kernels.common.machine import architecture_of
 from course_lib.kernels.fused.checks import check_epsilon, check_weight
-from course_lib.kernels.products.tiles import MOST_ROWS
+from course_lib.kernels.products.tiles import LEAST_ROWS, MOST_ROWS, FewRowsTiles
 
 FIRST_WITH_DEPENDENT_LAUNCHES = 90
 
@@ -44,23 +44,40 @@ def check_matrix(name: str, tensor, dimensions: str) -> None:
         )
 
 
-def check_out(out, shape: tuple[int, int], x, weight) -> None:
+def check_out(out, shape: tuple[int, int], x, weight, residual) -> None:
     check_matrix("out", out, "[rows, columns]")
     if tuple(out.shape) != shape:
         raise ValueError(f"out has shape {tuple(out.shape)}; it must be {shape}.")
     if out.dtype not in (x.dtype, torch.float32):
         raise ValueError(f"out has dtype {out.dtype}; allowed are that of x, {x.dtype}, and torch.float32.")
-    for name, other in (("x", x), ("weight", weight)):
-        if out.device != other.device:
-            raise ValueError(f"out is on device {out.device}; it must be on that of {name}, {other.device}.")
+    if out.device != x.device:
+        raise ValueError(f"out is on device {out.device}; it must be on that of x, {x.device}.")
+    if shape[0] > 1 and out.stride(0) < shape[1]:
+        raise ValueError(f"out has strides {out.stride()}; its rows of {shape[1]} numbers must not overlap.")
+    for name, other in (("x", x), ("weight", weight), ("residual", residual)):
+        if other is None or name == "residual" and placed(out) == placed(other):
+            continue
         if addresses(out).start < addresses(other).stop and addresses(other).start < addresses(out).stop:
             raise ValueError(f"out overlaps {name}, which other programs still read; pass memory of its own.")
+
+
+def placed(matrix: torch.Tensor) -> tuple:
+    return matrix.data_ptr(), matrix.stride(), matrix.dtype
 
 
 def addresses(matrix: torch.Tensor) -> range:
     """From the first byte to behind the last."""
     last = sum((size - 1) * stride for size, stride in zip(matrix.shape, matrix.stride()))
     return range(matrix.data_ptr(), matrix.data_ptr() + (last + 1) * matrix.element_size())
+
+
+def check_tiles(tiles) -> None:
+    if not isinstance(tiles, FewRowsTiles):
+        raise ValueError(f"tiles is a {type(tiles).__name__}; it must be a FewRowsTiles, or None.")
+    if any(size < LEAST_ROWS or size & (size - 1) for size in (tiles.outer, tiles.inner)) or tiles.splits < 1:
+        raise ValueError(
+            f"tiles is {tiles}; outer and inner must be powers of two, at least {LEAST_ROWS}, and splits at least 1."
+        )
 
 
 def check_dependent(device: torch.device) -> None:

@@ -44,6 +44,7 @@ from course_lib.kernels.products.checks import (
     check_arguments,
     check_dependent,
     check_out,
+    check_tiles,
 )
 from course_lib.kernels.products.tiles import FewRowsTiles, few_rows_tiles, padded_rows
 from course_lib.kernels.products.workspace import ProductWorkspace, take_workspace
@@ -144,8 +145,8 @@ def few_rows_kernel(
 ):
     """One program: BLOCK_N rows of the weight, one of SPLITS parts of them. columns: of out."""
     tile, split = tl.program_id(0), tl.program_id(1)
-    row = tl.arange(0, BLOCK_M)  # [BLOCK_M]
-    x_rows = x_pointer + row[:, None].to(tl.int64) * x_stride
+    row = tl.arange(0, BLOCK_M).to(tl.int64)  # [BLOCK_M]
+    x_rows = x_pointer + row[:, None] * x_stride
     weight_row = weight_rows(tile, columns, GATED, BLOCK_N).to(tl.int64)  # [BLOCK_N]
     weight_tile = weight_pointer + weight_row[:, None] * weight_stride  # [BLOCK_N, 1]
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -219,18 +220,20 @@ def few_rows_product(
     Returns out.
 
     Raises:
-        ValueError: an argument is not as above, or out overlaps x or weight; the message names it.
+        ValueError: an argument is not as above, or out overlaps one that is read; the message names it.
     """
     columns = check_arguments(x, weight, epsilon, gain, gated, residual)
     (rows, inner), outer = x.shape, weight.shape[0]
     if out is None:
         out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     else:
-        check_out(out, (rows, columns), x, weight)
+        check_out(out, (rows, columns), x, weight, residual)
     if dependent:
         check_dependent(x.device)
     if tiles is None:
         tiles = few_rows_tiles(rows, outer, inner, x.dtype, architecture_of(x.device), multiprocessor_count(x.device))
+    else:
+        check_tiles(tiles)
     parts, squares, arrivals = take_workspace(workspace, rows, outer, tiles, x.device)
     few_rows_kernel[(triton.cdiv(outer, tiles.outer), tiles.splits)](
         x, weight, out, gain, residual, parts, squares, arrivals, rows, columns, inner, x.stride(0), weight.stride(0),
