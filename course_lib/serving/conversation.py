@@ -11,7 +11,7 @@ Each question is a request with the whole conversation as its prompt. The engine
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import torch
 
@@ -57,7 +57,7 @@ class Conversation:
         self.messages = [] if system is None else [{"role": "system", "content": system}]
         self.times: Times | None = None
 
-    def say(self, text: str, *, new_tokens: int = 256, sampling: Sampling = GREEDY) -> Iterator[str]:
+    def say(self, text: str, *, new_tokens: int = 256, sampling: Sampling = GREEDY) -> Generator[str, None, None]:
         """The model's answer to `text`, in pieces as they are known.
 
         Args:
@@ -73,7 +73,7 @@ class Conversation:
         self.messages, self.times = asked, self.engine.metrics.times[number]
         return self._answer(number)
 
-    def _answer(self, number: int) -> Iterator[str]:
+    def _answer(self, number: int) -> Generator[str, None, None]:
         said, ended = "", None
         try:
             while ended is None:
