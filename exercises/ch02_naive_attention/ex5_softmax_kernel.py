@@ -8,7 +8,7 @@ from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, 
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch02_naive_attention.contracts import SCORES, by_log_sum_exp
-from exercises.ch02_naive_attention.masks import causal_oracle, causal_visible
+from exercises.ch02_naive_attention.masks import causal_softmax, causal_visible
 from exercises.ch02_naive_attention.requirements import PATIENT, OnePass
 from exercises.ch02_naive_attention.row_softmax_model import row_softmax_model
 from exercises.topics.evidence import first_access
@@ -16,11 +16,11 @@ from exercises.topics.pytorch_operations import ARITHMETIC
 
 
 def row_softmax_oracle(scores, causal, memory=False):
-    return causal_oracle(scores) if causal else torch.softmax(scores, dim=-1)
+    return causal_softmax(scores) if causal else torch.softmax(scores, dim=-1)
 
 
 def row_by_log_sum_exp(scores, causal, memory=False):
-    return by_log_sum_exp(scores, causal_visible(*scores.shape[-2:]) if causal else None)
+    return by_log_sum_exp(scores, causal_visible(*scores.shape[-2:], scores.shape[-1]) if causal else None)
 
 
 def row_softmax_bytes(scores, causal):
