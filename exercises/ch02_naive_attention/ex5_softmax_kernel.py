@@ -10,7 +10,7 @@ from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch02_naive_attention.contracts import SCORES, by_log_sum_exp
 from exercises.ch02_naive_attention.masks import causal_softmax, causal_visible
 from exercises.ch02_naive_attention.requirements import PATIENT, OnePass
-from exercises.ch02_naive_attention.row_softmax_model import row_softmax_model
+from exercises.ch02_naive_attention.row_softmax_model import MODEL
 from exercises.topics.evidence import first_access
 from exercises.topics.pytorch_operations import ARITHMETIC
 
@@ -132,7 +132,7 @@ EXERCISE = Exercise(
     oracle=row_softmax_oracle,
     contracts=(CONTRACT,),
     plain=(row_by_log_sum_exp,),
-    models=(row_softmax_model(),),
+    models=(MODEL,),
     needs=TRITON,
     limits=PATIENT,
     requirements=(
