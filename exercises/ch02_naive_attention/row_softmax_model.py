@@ -83,8 +83,8 @@ CHANGES = (
         only_first_row=(STORED, f"{STORED} & (row[..., None] == 0)"),
     ),
     *edits(
-        "Every head's rows were stored in head 0's place, where the last ones stay. Add `head * "
-        "result_head_stride` to the result's pointer.",
+        "Every head's rows were stored in head 0's place, where the last ones stay. Add `head * result_head_stride` to "
+        "the result's pointer.",
         stored_in_one_head=(RESULT_HEAD_STRIDE, "0"),
     ),
     *edits(
@@ -96,12 +96,11 @@ CHANGES = (
         row_ignored=(ROW_STRIDE, "0"),
     ),
     *edits(
-        "The weights were not divided by their sum: the largest of each row is 1.",
-        not_normalised=(SHARES, "weights"),
+        "The weights were not divided by their sum: the largest of each row is 1.", not_normalised=(SHARES, "weights")
     ),
     *edits(
-        "The maximum was not subtracted. exp(89) is already more than float32 holds; the row then reads infinity "
-        "/ infinity. Subtract the row's maximum first: the result is the same and no exponent is above 0.",
+        "The maximum was not subtracted. exp(89) is already more than float32 holds; the row then reads infinity / "
+        "infinity. Subtract the row's maximum first: the result is the same and no exponent is above 0.",
         no_maximum=("counted - reference", "counted"),
     ),
     *edits(
@@ -113,29 +112,29 @@ CHANGES = (
         maximum_added=("counted - reference", "counted + reference"),
     ),
     *edits(
-        "The maximum is never below 0. Where all scores of a row lie far below 0, every exponential underflows "
-        "and the sum is 0. Take the row's own maximum.",
+        "The maximum is never below 0. Where all scores of a row lie far below 0, every exponential underflows and the "
+        "sum is 0. Take the row's own maximum.",
         maximum_starts_at_zero=(TOP, f"{TOP}.clamp(min=0.0)"),
     ),
     *edits(
-        "Zeros from `other=0.0` take part in the maximum. Where the row's scores lie far below 0, every "
-        'exponential underflows and the sum is 0. Load with `other=float("-inf")`.',
+        "Zeros from `other=0.0` take part in the maximum. Where the row's scores lie far below 0, every exponential "
+        'underflows and the sum is 0. Load with `other=float("-inf")`.',
         zeros_in_the_maximum=(TOP, "torch.where(visible & inside, loaded, 0.0).amax(-1, keepdim=True)"),
     ),
     *edits(
-        "The exponential is tl.exp2 of natural scores, and 2^x is not e^x. Take tl.exp, or multiply the scores by"
-        " log2(e) first.",
+        "The exponential is tl.exp2 of natural scores, and 2^x is not e^x. Take tl.exp, or multiply the scores by "
+        "log2(e) first.",
         base_2=("torch.exp(", "torch.exp2("),
     ),
     *edits(
-        "The tile is wider than the row, and its places past the last key were loaded as 0 (`other=0.0`). Each of"
-        ' them adds exp(0 - maximum) to the sum. Load with `other=float("-inf")`.',
+        "The tile is wider than the row, and its places past the last key were loaded as 0 (`other=0.0`). Each of them "
+        'adds exp(0 - maximum) to the sum. Load with `other=float("-inf")`.',
         tail_scored_zero=(TAIL, "inside, 0.0"),
         tail_scored_zero__always=(TAIL, "inside, 0.0", COUNTED, "torch.where(visible | ~inside, loaded, -math.inf)"),
     ),
     *edits(
-        "Hidden keys, and places past the last key, were loaded as 0, by `other=0.0`. A score of 0 has the weight"
-        ' exp(0 - maximum), which is not 0. Load with `other=float("-inf")`.',
+        "Hidden keys, and places past the last key, were loaded as 0, by `other=0.0`. A score of 0 has the weight "
+        'exp(0 - maximum), which is not 0. Load with `other=float("-inf")`.',
         hidden_and_tail_scored_zero=hidden_and_tail(0.0),
     ),
     *edits(
@@ -180,8 +179,8 @@ CHANGES = (
         empty_row_uniform__as_other=as_other(-1e30),
     ),
     *edits(
-        "Hidden keys were never written: the store takes the load's mask. They are 0 in the result, so store with"
-        " `keys < key_length`.",
+        "Hidden keys were never written: the store takes the load's mask. They are 0 in the result, so store with "
+        "`keys < key_length`.",
         hidden_not_stored=(STORED, f"{STORED} & visible"),
     ),
     *edits(
@@ -205,8 +204,8 @@ CHANGES = (
         strides_ignored__rows=(ROW_STRIDE, "key_length"),
     ),
     *edits(
-        "The heads of the scores were read as if there were no gap between them. They lie scores_head_stride "
-        "elements apart.",
+        "The heads of the scores were read as if there were no gap between them. They lie scores_head_stride elements "
+        "apart.",
         strides_ignored__heads=(HEAD_STRIDE, "query_length * key_length"),
     ),
     *edits(
@@ -218,8 +217,8 @@ CHANGES = (
         strides_exchanged=(HEAD_STRIDE, ROW_STRIDE, ROW_STRIDE, HEAD_STRIDE),
     ),
     *edits(
-        "The result lies in memory as the scores do: `empty_like` keeps their strides. It must be contiguous: use"
-        " torch.empty with the shape of the scores.",
+        "The result lies in memory as the scores do: `empty_like` keeps their strides. It must be contiguous: use "
+        "torch.empty with the shape of the scores.",
         result_not_contiguous=("return result", "return in_memory_like(scores, result) if memory else result"),
     ),
     *edits(
