@@ -59,9 +59,14 @@ class Edit(Slip):
     """A slip and the pieces of text that it changes: (what stands there, what a learner writes) each.
 
     One without a sentence is a style: what right answers differ by and slips show through.
+
+    Attributes:
+        within: the part of the meaning in which alone it is made, and in what that part calls: one of two kernels that
+            share their steps. With "" it is made everywhere.
     """
 
     pieces: tuple[tuple[str, str], ...] = ()
+    within: str = ""
 
 
 def edits(sentence: str, /, *, alone: bool = False, is_nan: bool = False, **ways: tuple[str, ...]) -> tuple[Edit, ...]:
@@ -144,7 +149,8 @@ def model_of(
         CourseError: an edit does not fit the meaning: which, and what stands nearest.
     """
     changes, program = tuple(changes), Program((*parts, meaning), tuple(uses))
-    ways = {edit.id: program.found(edit.id, edit.pieces) for edit in changes}
+    ways = {edit.id: program.found(edit.id, edit.pieces, edit.within) for edit in changes}
+    places = {edit.id: edit.within for edit in changes}
     place = {name: number for number, name in enumerate(ways)}
     if len(ways) < len(changes):
         names = [edit.id for edit in changes]
@@ -154,7 +160,7 @@ def model_of(
 
     @functools.lru_cache(MOST_KEPT)
     def compiled(chosen: tuple[str, ...]) -> Callable | None:
-        return program.with_changes([ways[name] for name in chosen])
+        return program.with_changes([(places[name], ways[name]) for name in chosen])
 
     def compute(slips: Slips, *args: Any) -> Any:
         chosen = tuple(sorted(slips.switched_on & ways.keys(), key=place.__getitem__))
