@@ -87,10 +87,11 @@ class Program:
         """A function of this name and those that it calls, in their order."""
         if name not in self.texts:
             raise CourseError(f"{self.name} has no part {name!r}; it has {sorted({*self.texts} - {self.name})}.")
-        reached, found = set(), {name}
+        reached: set[str] = set()
+        found = {name}
         while found := found - reached:
             reached |= found
-            found = {called for name in found for called in self.calls[name]}
+            found = {called for one in found for called in self.calls[one]}
         return [name for name in self.texts if name in reached]
 
     def with_changes(self, chosen: list[tuple[str, dict[str, list[Replacement]]]]) -> Callable | None:
@@ -105,7 +106,7 @@ class Program:
                 return None
             apart[within] = made[within]
         made = self._made([found for place, found in chosen if not place], apart)
-        return made and made[self.name]
+        return None if made is None else made[self.name]
 
     def _made(self, changes: list[dict[str, list[Replacement]]], apart: dict[str, Any] | None = None) -> dict | None:
         """All functions with these changes, which call those that are `apart` in place of their own."""
