@@ -183,10 +183,7 @@ GRADIENT_SLIPS = (
         "up to 0.",
         delta_not_weighted=(DS, "probabilities * gradients - delta"),
     ),
-    *edits(
-        "dS is dP - Δ. Each element is also multiplied with its probability.",
-        probabilities_left_out=(DS, DP),
-    ),
+    *edits("dS is dP - Δ. Each element is also multiplied with its probability.", probabilities_left_out=(DS, DP)),
     *edits(
         "dP is multiplied with P twice: once in Δ's product and once outside. Keep dP itself.",
         probabilities_twice=(DP, "probabilities * gradients - delta"),

@@ -171,8 +171,7 @@ OF_ONES = (
 BOTH_REPLACED = (1e4, 1e5, 1e6, 1e30)  # what stands for -inf in scores and L alike
 SHARED = (
     *edits(
-        "L is missing: exp(S) is not divided by the row's sum. P = exp(S - L).",
-        log_sum_missing=(DIFFERENCE, "scores"),
+        "L is missing: exp(S) is not divided by the row's sum. P = exp(S - L).", log_sum_missing=(DIFFERENCE, "scores")
     ),
     *edits(
         "L is added. It is subtracted: dividing by the sum exp(L) is subtracting L in the exponent.",
@@ -259,8 +258,7 @@ SHARED = (
 NATURAL = (
     *SHARED,
     *edits(
-        "This is 2^(S - L). P is e^(S - L): use torch.exp here.",
-        base_2_of_natural_numbers=(P, "torch.exp2(exponent)"),
+        "This is 2^(S - L). P is e^(S - L): use torch.exp here.", base_2_of_natural_numbers=(P, "torch.exp2(exponent)")
     ),
 )
 BASE_2 = (
@@ -269,8 +267,7 @@ BASE_2 = (
         scale_missing=("products * scale", "products"),
     ),
     *edits(
-        "The products are multiplied by the scale twice.",
-        scale_twice=("products * scale", "products * scale * scale"),
+        "The products are multiplied by the scale twice.", scale_twice=("products * scale", "products * scale * scale")
     ),
     *edits(
         "exp2 gets natural numbers, so 2^(S - L) comes out. e^x is 2^(x · log2(e)): multiply by log2(e) = 1.4427.",

@@ -98,12 +98,7 @@ CHANGES = (
         loop_begins_late__by_a_query=begins("max(0, first_key - offset + 1)"),
         loop_begins_late__by_a_tile=begins("(max(0, first_key - offset) // step + 1) * step"),
     ),
-    *edits(
-        "",
-        all_tiles=ALL_QUERIES,
-        guarded=GUARDED,
-        aligned=ALIGNED,
-    ),
+    *edits("", all_tiles=ALL_QUERIES, guarded=GUARDED, aligned=ALIGNED),
 )
 STYLES = (("all_tiles", "guarded"), ("all_tiles",), ("guarded",), ("aligned", "guarded"))
 MODEL = where_foreseen(

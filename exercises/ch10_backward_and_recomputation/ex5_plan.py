@@ -329,9 +329,7 @@ CHANGES = (
         most_bytes_kept=("return again, held", "return -held, 0"),
     ),
     *edits(  # how right answers compute, and which of several equals they take
-        "",
-        layer_by_layer=("len(layers) <= LONGEST", "False"),
-        last_layers_first=("(True, False)", "(False, True)"),
+        "", layer_by_layer=("len(layers) <= LONGEST", "False"), last_layers_first=("(True, False)", "(False, True)")
     ),
 )
 AT_ANY_LENGTH = {"greedy", "all_or_nothing", "nothing_kept", "partial_plans_dropped", "layer_by_layer"}

@@ -80,7 +80,7 @@ def query_kernel(query, key, value, gradient, log_sum_exp, delta, causal):
 
 
 def loaded(query, key, value, gradient, log_sum_exp, delta):
-    """Whole tiles of the inputs, also where one begins anywhere: zeros past the end."""
+    """The inputs, with zeros past the end: 64 rows from any row on are a tile."""
     queries = read(query, query.stride())
     keys = read(key, key.stride())
     values = read(value, value.stride())
@@ -154,10 +154,11 @@ def of_another(name: str, own: str, other: str) -> dict[str, tuple[str, ...]]:
     }
 
 
-DV_SUM = "added(value_gradient, weights.mT @ gradients.float())"
-DK_SUM = "added(key_gradient, score_gradients.mT @ queries.float())"
-DQ_SUM = "added(query_gradient, score_gradients @ keys.float())"
-IN_16_BITS = {"dk": DK_SUM, "dv": DV_SUM, "dq": DQ_SUM}
+IN_16_BITS = {
+    "dk": "added(key_gradient, score_gradients.mT @ queries.float())",
+    "dv": "added(value_gradient, weights.mT @ gradients.float())",
+    "dq": "added(query_gradient, score_gradients @ keys.float())",
+}
 DELTA = "(output.float() * gradient.float()).sum(-1)"
 KEY_GRID, QUERY_GRID = "range(0, key_length, ROWS)", "range(0, query_length, ROWS)"
 UNCHECKED = (f"foreseeable({DIFFERENCE}, visible)", DIFFERENCE)
@@ -224,13 +225,12 @@ CHANGES = (
         delta_scaled=(DELTA, f"{DELTA} * query.shape[-1] ** -0.5"),
     ),
     *edits(
-        NARROW_SUMS,
-        accumulated_in_16_bits=tuple(piece for sum in IN_16_BITS.values() for piece in rounded(sum)),
+        NARROW_SUMS, accumulated_in_16_bits=tuple(piece for total in IN_16_BITS.values() for piece in rounded(total))
     ),
     *edits(
         NARROW_SUMS,
         alone=True,
-        **{f"accumulated_in_16_bits__{name}": rounded(sum) for name, sum in IN_16_BITS.items()},
+        **{f"accumulated_in_16_bits__{name}": rounded(total) for name, total in IN_16_BITS.items()},
     ),
     *edits(
         "Δ is a mean over head_dim. It is the sum of O ∘ dO.",

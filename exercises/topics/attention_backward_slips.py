@@ -90,22 +90,10 @@ def of_a_loop(*diagonal: str) -> tuple[Edit, ...]:
             "The scores are multiplied by √head_dim. The scale is 1/√head_dim.",
             scale_inverted=(SCALE, "query.shape[-1] ** 0.5"),
         ),
-        *edits(
-            "The scale is 1/head_dim. It is 1/√head_dim.",
-            scale_not_rooted=(SCALE, "1 / query.shape[-1]"),
-        ),
-        *edits(
-            "The scale is 1/√key_length. It is 1/√head_dim.",
-            scale_by_length=(SCALE, "key_length**-0.5"),
-        ),
-        *edits(
-            "P is exp(S), and L is missing: P = exp(S - L).",
-            log_sum_missing=(DIFFERENCE, "scores"),
-        ),
-        *edits(
-            "L is added to the scores. P = exp(S - L).",
-            log_sum_added=(DIFFERENCE, "scores + reference"),
-        ),
+        *edits("The scale is 1/head_dim. It is 1/√head_dim.", scale_not_rooted=(SCALE, "1 / query.shape[-1]")),
+        *edits("The scale is 1/√key_length. It is 1/√head_dim.", scale_by_length=(SCALE, "key_length**-0.5")),
+        *edits("P is exp(S), and L is missing: P = exp(S - L).", log_sum_missing=(DIFFERENCE, "scores")),
+        *edits("L is added to the scores. P = exp(S - L).", log_sum_added=(DIFFERENCE, "scores + reference")),
         *edits(
             "P is measured from the row's maximum, and the sum is missing. L holds both: exp(S - L).",
             maximum_for_log_sum=(DIFFERENCE, "scores - maximum_of(scores, visible)"),
@@ -157,10 +145,7 @@ def of_a_loop(*diagonal: str) -> tuple[Edit, ...]:
             "Hidden pairs get P = 1: exp(0). They have P = 0, as exp(-inf).",
             hidden_weighed_one=(MASKED, "torch.where(visible, differences, 0.0)"),
         ),
-        *edits(
-            "Δ is missing: dS = P ∘ (dP - Δ), and not P ∘ dP.",
-            delta_missing=(DP_DELTA, "weight_gradients"),
-        ),
+        *edits("Δ is missing: dS = P ∘ (dP - Δ), and not P ∘ dP.", delta_missing=(DP_DELTA, "weight_gradients")),
         *edits(
             "Δ is added to dP. It is subtracted: dS = P ∘ (dP - Δ).",
             delta_added=(DP_DELTA, "weight_gradients + delta[..., None]"),
@@ -169,10 +154,7 @@ def of_a_loop(*diagonal: str) -> tuple[Edit, ...]:
             "Δ is subtracted after the multiplication with P. It stands inside: dS = P ∘ (dP - Δ).",
             delta_not_weighted=(DS, "weights * weight_gradients - delta[..., None]"),
         ),
-        *edits(
-            "dS is dP - Δ. Each element is also multiplied with P.",
-            probabilities_left_out=(DS, DP_DELTA),
-        ),
+        *edits("dS is dP - Δ. Each element is also multiplied with P.", probabilities_left_out=(DS, DP_DELTA)),
         *edits(
             "The sign of dS is turned round: P ∘ (dP - Δ), not P ∘ (Δ - dP).",
             sign_turned_round=(DP_DELTA, "delta[..., None] - weight_gradients"),
@@ -208,10 +190,7 @@ def of_a_loop(*diagonal: str) -> tuple[Edit, ...]:
             "query_length.",
             loop_offset_turned_round=(OFFSET, "offset = query_length - key_length"),
         ),
-        *edits(
-            "The tile on the diagonal is skipped. Some of its pairs are visible.",
-            diagonal_tile_skipped=diagonal,
-        ),
+        *edits("The tile on the diagonal is skipped. Some of its pairs are visible.", diagonal_tile_skipped=diagonal),
         *edits(
             "Only the last tile counts: each step overwrites the sum. Add to it.",
             only_last_tile=("total + product", "product"),
@@ -220,10 +199,7 @@ def of_a_loop(*diagonal: str) -> tuple[Edit, ...]:
             "Only the first tile counts. Every step loads the tile that its loop variable names.",
             only_first_tile=(WALK, "range(start, stop, step)[:1]"),
         ),
-        *edits(
-            "The first tile of the loop is left out.",
-            first_tile_skipped=(WALK, "range(start, stop, step)[1:]"),
-        ),
+        *edits("The first tile of the loop is left out.", first_tile_skipped=(WALK, "range(start, stop, step)[1:]")),
         *edits(
             "The last, partly filled tile is never looked at: the number of tiles is rounded down.",
             partial_tile_skipped=(WALK, "range(start, stop - step + 1, step)"),
@@ -264,10 +240,7 @@ OF_KEYS = (
         "P is not transposed in dV = Pᵀ dO: the sum runs over the keys of the tile, where it runs over the queries.",
         dv_not_transposed=("weights.mT @ gradients", "square(weights) @ gradients"),
     ),
-    *edits(
-        "dV is Pᵀ Q. It is Pᵀ dO.",
-        dv_of_queries=("weights.mT @ gradients", "weights.mT @ queries"),
-    ),
+    *edits("dV is Pᵀ Q. It is Pᵀ dO.", dv_of_queries=("weights.mT @ gradients", "weights.mT @ queries")),
     *edits(
         "dK is computed from P. It is scale · dSᵀ Q.",
         dk_from_probabilities=("score_gradients.mT @ queries", "weights.mT @ queries"),
@@ -308,18 +281,14 @@ OF_QUERIES = (
         scale_missing_in_gradients=("total * scale", "total"),
     ),
     *edits(
-        "dQ is computed from P. It is scale · dS K.",
-        dq_from_probabilities=("score_gradients @ keys", "weights @ keys"),
+        "dQ is computed from P. It is scale · dS K.", dq_from_probabilities=("score_gradients @ keys", "weights @ keys")
     ),
     *edits(
         "dS is transposed in dQ = scale · dS K: the sum runs over the queries of the tile, where it runs over the "
         "keys.",
         dq_transposed=("score_gradients @ keys", "square(score_gradients).mT @ keys"),
     ),
-    *edits(
-        "dQ is dS V. It is scale · dS K.",
-        dq_of_values=("score_gradients @ keys", "score_gradients @ values"),
-    ),
+    *edits("dQ is dS V. It is scale · dS K.", dq_of_values=("score_gradients @ keys", "score_gradients @ values")),
     *edits(
         "The loop over keys ends one key early. The tile's last query sees the key at its own position too, and that "
         "key may be the first of a tile: range does not reach its end.",

@@ -1,9 +1,9 @@
-"""The backward pass of tiled attention, step by step, and the slips in it (FlashAttention-2, arXiv 2307.08691).
+"""The backward pass of tiled attention, step by step (FlashAttention-2, arXiv 2307.08691, algorithm 2).
 
 Two loops share their inside: a block of keys walks over tiles of queries and adds up dK and dV (`key_gradients`), and a
 tile of queries walks over tiles of keys and adds up dQ (`query_gradients`). A meaning calls one of them or both, names
-what it calls among its `parts` (`KEY_PARTS`, `QUERY_PARTS`), and takes of the rows those that its answers can make.
-Leading dimensions are anything, such as heads; scores are natural, whatever base a kernel works in.
+`KEY_PARTS` or `QUERY_PARTS` among its `parts`, and takes its rows from `attention_backward_slips.py`. Leading
+dimensions are anything, such as heads; scores are natural, whatever base a kernel works in.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from course_lib.checker.specification.model import Model, Slips
 from course_lib.checker.specification.nested import tensors
 
 INF, LN_2 = math.inf, math.log(2)
-ALL = torch.tensor(True)  # of pairs: visible
+ALL = torch.tensor(True)  # of pairs: looked at by a row of the slips
 LARGEST_SCORE = 1000.0  # float32 rounds larger ones by so much that P depends on the order in which a product adds
 LARGEST_EXPONENT = math.log(torch.finfo(torch.float32).max)
 
@@ -32,14 +32,14 @@ def visible_pairs(rows, keys, query_length, key_length, causal):
 
 
 def foreseeable(exponents, visible):
-    """The exponents. Where exp overflows for a visible pair, it is the order of a sum that decides where NaN comes."""
+    """The exponents; where exp overflows for a visible pair, the order of a sum decides which results are NaN."""
     if bool((visible & (exponents > LARGEST_EXPONENT)).any()):
         raise DoesNotRun
     return exponents
 
 
 def recomputed(query, keys, values, gradient, log_sum, delta, visible, scale):
-    """P and dS [..., rows, keys] of a tile of queries and a tile of keys, as precise as products with them take them.
+    """P and dS [..., rows, keys] of a tile of queries and a tile of keys, in the precision of products with them.
 
     query, gradient: [..., rows, head_dim]; keys, values: [..., keys, head_dim]; log_sum, delta: [..., rows].
     """
@@ -101,7 +101,7 @@ def along_keys(column, tile):
 
 
 def square(tile):
-    """A tile whose sides are exchanged: a product with other tiles takes it where they are equal."""
+    """A tile whose rows and keys are exchanged: a product takes it where they are equally many."""
     return tile if tile.shape[-2] == tile.shape[-1] else not_square()
 
 
@@ -125,11 +125,15 @@ QUERY_PARTS = (visible_pairs, recomputed, added, scaled, query_gradients)
 USES = (along_keys, square, maximum_of, standing_in, foreseeable)
 
 
-def where_foreseen(model: Model, key_length_of: Callable[..., int], sure: tuple[str, ...] = ()) -> Model:
-    """The same model, silent where rounding decides what its slips make.
+def where_foreseen(model: Model, key_length_of: Callable[..., int], sure: tuple[str, ...]) -> Model:
+    """The same model, which says nothing where rounding decides what a slip makes.
 
-    So it does of large scores, but not for the slips that are `sure`, which change what is put for a number. And of one
-    key, where P is 1 and dS is what rounding leaves: only NaN is foreseen there.
+    Large scores are such a place, though not for the slips that are `sure`: these change more than a rounding can. One
+    key is another: P is 1 there and dS is what rounding leaves, so that NaN alone is foreseen.
+
+    Args:
+        key_length_of: of a case's arguments.
+        sure: slips by what a verdict calls them.
     """
     styles = {name for style in model.styles for name in style}
 

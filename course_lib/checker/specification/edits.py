@@ -23,7 +23,8 @@ A slip's name says what a verdict calls it; what follows two underscores is one 
 meaning so that each step that can go wrong is a piece of text of its own, and never with a switch. What
 several meanings share is a function of `exercises/topics/` (`parts=`), or stands in one wording in all of them, and its
 rows stand once in `exercises/topics/`. Where an answer is a class, such as an allocator, the meaning is a function that
-drives a class, and the class is one of its parts.
+drives a class, and the class is one of its parts. Where two parts call the same steps, such as two kernels, a row may
+be made in one of them alone: see `Edit.within`.
 
 A piece that stands in several places is changed in all of them: a longer one names one place. It is text, but an
 expression in the place of one that binds more tightly gets brackets. Where the meaning does not hold a piece, or an
@@ -61,8 +62,8 @@ class Edit(Slip):
     One without a sentence is a style: what right answers differ by and slips show through.
 
     Attributes:
-        within: the part of the meaning in which alone it is made, and in what that part calls: one of two kernels that
-            share their steps. With "" it is made everywhere.
+        within: the name of a part: the edit is made there and in what that part calls, and nowhere else. With "" it is
+            made everywhere.
     """
 
     pieces: tuple[tuple[str, str], ...] = ()
