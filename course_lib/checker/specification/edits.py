@@ -23,7 +23,8 @@ A slip's name says what a verdict calls it; what follows two underscores is one 
 meaning so that each step that can go wrong is a piece of text of its own, and never with a switch. What
 several meanings share is a function of `exercises/topics/` (`parts=`), or stands in one wording in all of them, and its
 rows stand once in `exercises/topics/`. Where an answer is a class, such as an allocator, the meaning is a function that
-drives a class, and the class is one of its parts.
+drives a class, and the class is one of its parts. Where two parts call the same steps, such as two kernels, a row may
+be made in one of them alone: see `Edit.within`.
 
 A piece that stands in several places is changed in all of them: a longer one names one place. It is text, but an
 expression in the place of one that binds more tightly gets brackets. Where the meaning does not hold a piece, or an
@@ -59,9 +60,14 @@ class Edit(Slip):
     """A slip and the pieces of text that it changes: (what stands there, what a learner writes) each.
 
     One without a sentence is a style: what right answers differ by and slips show through.
+
+    Attributes:
+        within: the name of a part: the edit is made there and in what that part calls, and nowhere else. With "" it is
+            made everywhere.
     """
 
     pieces: tuple[tuple[str, str], ...] = ()
+    within: str = ""
 
 
 def edits(sentence: str, /, *, alone: bool = False, is_nan: bool = False, **ways: tuple[str, ...]) -> tuple[Edit, ...]:
@@ -144,7 +150,8 @@ def model_of(
         CourseError: an edit does not fit the meaning: which, and what stands nearest.
     """
     changes, program = tuple(changes), Program((*parts, meaning), tuple(uses))
-    ways = {edit.id: program.found(edit.id, edit.pieces) for edit in changes}
+    ways = {edit.id: program.found(edit.id, edit.pieces, edit.within) for edit in changes}
+    places = {edit.id: edit.within for edit in changes}
     place = {name: number for number, name in enumerate(ways)}
     if len(ways) < len(changes):
         names = [edit.id for edit in changes]
@@ -154,7 +161,7 @@ def model_of(
 
     @functools.lru_cache(MOST_KEPT)
     def compiled(chosen: tuple[str, ...]) -> Callable | None:
-        return program.with_changes([ways[name] for name in chosen])
+        return program.with_changes([(places[name], ways[name]) for name in chosen])
 
     def compute(slips: Slips, *args: Any) -> Any:
         chosen = tuple(sorted(slips.switched_on & ways.keys(), key=place.__getitem__))

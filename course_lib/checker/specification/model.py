@@ -68,10 +68,6 @@ class Slips:
             self.asked.update(names)
         return not self._switched_on.isdisjoint(names)
 
-    def beside(self, *names: str) -> bool:
-        """Whether anything is switched on but these, such as styles."""
-        return not self.switched_on <= frozenset(names)
-
 
 @dataclass(frozen=True, eq=False)
 class Model:
