@@ -1,4 +1,4 @@
-"""The noise of a token: the same number in the kernel and in its meaning, never 0 and never infinite, and exponential."""
+"""The noise of a token: one number in the kernel and in its meaning, never 0 and never infinite, and exponential."""
 
 import pytest
 import torch
