@@ -75,7 +75,7 @@ def load_options(row, temperature_pointer, top_k_pointer, top_p_pointer, min_p_p
 
 @triton.jit
 def reaches(key, token, edge_key, edge_token):
-    """Whether tokens stand at the edge or before it, by key or logit, and of equals the smaller first."""
+    """Whether tokens stand at the edge or before it, by their keys or logits, and of equals the smaller first."""
     return (key > edge_key) | ((key == edge_key) & (token <= edge_token))
 
 
