@@ -16,7 +16,7 @@ def noise_kernel(seeds_pointer, positions_pointer, out_pointer, TOKENS: tl.const
     row = tl.program_id(0)
     key = row_key(tl.load(seeds_pointer + row), tl.load(positions_pointer + row))
     token = tl.arange(0, TOKENS)
-    tl.store(out_pointer + row * TOKENS + token, noise_of(key, token))
+    tl.store(out_pointer + row * TOKENS + token, noise_of(key, token, ASSEMBLY=False))
 
 
 @triton.jit
