@@ -233,7 +233,7 @@ def add_rms_norm_kernel(
 ):
     """One program: one row, in a tile of BLOCK columns, of which `hidden` exist."""
     # BEGIN SOLUTION
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)  # 64 bits: a row can begin beyond 2^31 elements
     columns = tl.arange(0, BLOCK)  # [BLOCK]
     inside = columns < hidden
     x = tl.load(x_pointer + row * x_stride + columns, mask=inside, other=0.0)  # [BLOCK]
@@ -254,7 +254,7 @@ def add_rms_norm(x, residual, weight, epsilon):
     Args:
         x, residual: [rows, hidden], float32 or float16, of one dtype; at least one row, and any number of columns from
             1 to 16,384. The columns lie side by side. x and residual each have a stride of their own
-            from row to row, of any size.
+            from row to row, of any size, so rows may begin beyond 2³¹ elements.
         weight: [hidden], contiguous, the same dtype.
         epsilon: a float above 0, added to the mean of the squares, under the root.
 
@@ -387,7 +387,7 @@ def rope_kernel(
     HEADS and HALF are the next powers of two.
     """
     # BEGIN SOLUTION
-    token = tl.program_id(0)
+    token = tl.program_id(0).to(tl.int64)  # 64 bits: a row can begin beyond 2^31 elements
     head = tl.arange(0, HEADS)[:, None]  # [HEADS, 1]
     column = tl.arange(0, HALF)[None, :]  # [1, HALF]
     position = tl.load(positions_pointer + token)
@@ -409,8 +409,9 @@ def rope_in_place(qkv, cosine, sine, positions, query_heads, key_heads):
 
     Args:
         qkv: [tokens, (query_heads + 2 · key_heads) · head_dim], float32 or float16: a row has the query heads, the key
-            heads, and the value heads of one token, side by side, with any stride from row to row. query_heads is a
-            multiple of key_heads, and both are at least 1. head_dim is any even number from 2 to 256.
+            heads, and the value heads of one token, side by side, with any stride from row to row, so rows may begin
+            beyond 2³¹ elements. query_heads is a multiple of key_heads, and both are at least 1. head_dim is any even
+            number from 2 to 256.
         cosine, sine: [capacity, head_dim / 2], float32, contiguous: a row for each position, of its angles.
         positions: [tokens], int64, contiguous, below capacity: where each token stands in its sequence, in any order,
             some perhaps twice.

@@ -8,7 +8,7 @@ import torch
 
 from course_lib.checker import TRITON, Case, Exercise, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.layouts import contiguous, unit_last
+from course_lib.checker.specification.layouts import beyond_32_bits, contiguous, unit_last
 from exercises.ch13_fusion_and_compilers import rms_norms as norms
 from exercises.ch13_fusion_and_compilers.rms_norms import large, tiny
 from exercises.topics.evidence import ROUNDED_TO_16_BITS, stored_in_16_bits
@@ -34,6 +34,7 @@ def norm_cases(draw):
     def case(name, rows, hidden, metered=False, **more):
         return Case(name, drawn(draw, rows=rows, hidden=hidden, **more), metered=metered)
 
+    x, residual, *rest = drawn(draw, rows=3, hidden=20)
     return [
         case("4 rows of 1,024", 4, 1024, metered=True),
         case("3 rows of 1,000: no power of two", 3, 1000, metered=True),
@@ -45,6 +46,7 @@ def norm_cases(draw):
         case("float16, numbers near 300: squares overflow", 3, 500, values=large, dtype=torch.float16),
         case("numbers near 0.003 and an epsilon of 1e-8", 3, 96, values=tiny, epsilon=1e-8),
         case("float16, rows of zeros and an epsilon of 1e-8", 3, 64, values=zeros, dtype=torch.float16, epsilon=1e-8),
+        *beyond_32_bits(draw, "rows", [x, residual], *rest),
     ]
 
 
