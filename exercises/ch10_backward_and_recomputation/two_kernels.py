@@ -5,6 +5,7 @@ All heads are computed at once, and the blocks one after the other, in float32: 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -39,7 +40,6 @@ from exercises.topics.attention_backward_steps import (
     where_foreseen,
 )
 from exercises.topics.attention_steps import padded
-from exercises.topics.memory import tile_offsets
 from exercises.topics.pointers import load
 
 ROWS = 64  # of every tile
@@ -87,6 +87,13 @@ def loaded(query, key, value, gradient, log_sum_exp, delta):
     gradients = read(gradient, gradient.stride())
     more = queries.shape[1] - query.shape[1]
     return queries, keys, values, gradients, pad(log_sum_exp, (0, more)), pad(delta, (0, more))
+
+
+@functools.lru_cache(maxsize=64)
+def tile_offsets(rows: int, columns: int, strides: tuple[int, ...], heads: int) -> torch.Tensor:
+    """Offsets of [heads, rows, columns] elements by strides (of a head, of a row, of a column)."""
+    indices = torch.meshgrid(torch.arange(heads), torch.arange(rows), torch.arange(columns), indexing="ij")
+    return sum(index * stride for index, stride in zip(indices, strides))
 
 
 def read(tensor, strides):

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 
 from course_lib.checker.specification.edits import DoesNotRun
-from course_lib.checker.specification.model import Model, Slips
+from course_lib.checker.specification.model import Model
 from course_lib.checker.specification.nested import tensors
 
 INF, LN_2 = math.inf, math.log(2)
@@ -137,11 +137,11 @@ def where_foreseen(model: Model, key_length_of: Callable[..., int], sure: tuple[
     """
     styles = {name for style in model.styles for name in style}
 
-    def compute(slips: Slips, query, key, *rest):
-        made = {name.partition("__")[0] for name in slips.switched_on - styles}
+    def compute(names: frozenset[str], query, key, *rest):
+        made = {name.partition("__")[0] for name in names - styles}
         if made - {*sure} and _largest_score(query, key) > LARGEST_SCORE:
             return None
-        result = model.compute(slips, query, key, *rest)
+        result = model.compute(names, query, key, *rest)
         if not made or result is NotImplemented or key_length_of(query, key, *rest) > 1:
             return result
         return result if any(bool(tensor.isnan().any()) for tensor in tensors(result)) else None

@@ -10,7 +10,7 @@ import math
 import numpy as np
 import torch
 
-from course_lib.checker.specification.edits import reaches_outside
+from course_lib.checker.specification.model import reaches_outside
 
 
 def load(

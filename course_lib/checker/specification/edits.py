@@ -34,20 +34,15 @@ for as a pair, in whichever order they are written; two that want to change the 
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from course_lib.checker.specification.edited_program import Program
 from course_lib.checker.specification.errors import CourseError
-from course_lib.checker.specification.model import Model, Slip, Slips
+from course_lib.checker.specification.model import Model, Slip
 
-AT_WORK: contextvars.ContextVar[Slips | None] = contextvars.ContextVar(
-    "the slips of the meaning that runs", default=None
-)
 MOST_KEPT = 2048  # programs of a model: its slips alone, and the pairs that were tried
 
 
@@ -112,23 +107,6 @@ def only(changes: Iterable[Edit], *names: str) -> tuple[Edit, ...]:
     return tuple(edit for edit in changes if edit.id in names)
 
 
-@contextlib.contextmanager
-def at_work(slips: Slips) -> Iterator[None]:
-    """While a model computes with these slips: `reaches_outside` is noted in them."""
-    before = AT_WORK.set(slips)
-    try:
-        yield
-    finally:
-        AT_WORK.reset(before)
-
-
-def reaches_outside() -> None:
-    """Say that an access lies outside a tensor: for functions with which a meaning reads and writes memory."""
-    slips = AT_WORK.get()
-    if slips is not None:
-        slips.outside = True
-
-
 def model_of(
     meaning: Callable,
     changes: Iterable[Edit],
@@ -163,14 +141,13 @@ def model_of(
     def compiled(chosen: tuple[str, ...]) -> Callable | None:
         return program.with_changes([(places[name], ways[name]) for name in chosen])
 
-    def compute(slips: Slips, *args: Any) -> Any:
-        chosen = tuple(sorted(slips.switched_on & ways.keys(), key=place.__getitem__))
+    def compute(names: frozenset[str], *args: Any) -> Any:
+        chosen = tuple(sorted(names & ways.keys(), key=place.__getitem__))
         function = compiled(chosen)
         if function is None:  # two that want to change the same words
             return NotImplemented
         try:
-            with at_work(slips):
-                return function(*args)
+            return function(*args)
         except DoesNotRun:
             return NotImplemented
         except Exception:

@@ -9,9 +9,9 @@ from course_lib.checker.judge.explain import Made, prediction
 from course_lib.checker.specification import edited_program as machinery
 from course_lib.checker.specification.case import Case
 from course_lib.checker.specification.edited_text import replaced, replacements
-from course_lib.checker.specification.edits import edits, model_of, reaches_outside, without
+from course_lib.checker.specification.edits import edits, model_of, without
 from course_lib.checker.specification.errors import CourseError
-from course_lib.checker.specification.model import Slips
+from course_lib.checker.specification.model import reaches_outside
 from course_lib.checker.specification.words import canonical, words_of
 
 FACTOR = 3.0
@@ -391,7 +391,7 @@ def test_programs_are_kept():
     machinery.compile = lambda *args: made.append(args) or compiled(*args)
     try:
         for _ in range(3):
-            model.compute(Slips(["never"]), *CASE.args)
+            model.compute(frozenset({"never"}), *CASE.args)
     finally:
         del machinery.compile
     assert len(made) == 2  # the meaning and its part, once
