@@ -1,17 +1,11 @@
 """A token for each row of logits: temperature, top-k, top-p and min-p, without sorting (see `reference.py`).
 
-Sorting 128,256 numbers to use 50 of them moves each of them many times. Three launches do without:
+Sorting 128,256 numbers to use 50 of them moves each of them many times. Four launches do without:
 
-    `scan.py`, maxima   the largest key of each group of 64 tokens
-    `scan.py`, draws    rows without top-k: each group's winner by weight / noise, and the row's weight
-    choose              a program a row: filters, and the winner among what they keep
-
-**Top-k by pivots.** Take the k groups with the largest maxima, of equals the first. All k first tokens are in them:
-each group holds a token that stands before whatever lies in another group. So 64·k tokens are left, at most 3,200 of
-128,256 for k = 50. Among these, the last key to be kept is between two bounds. Two pivots cut what is between them into
-thirds, the tokens on or above each are counted, and the bounds move to the third where the count passes k; a count of k
-exactly ends it. Of tokens with the last key the first ones are kept, found by one running count in the order of the
-tokens. The groups themselves are found in the same way, before.
+    `scan.py`, maxima    the largest key of each group of 64 tokens
+    `scan.py`, draws     rows without top-k: each group's winner by weight / noise, and the row's weight
+    `scan.py`, weights   rows with top-p and without top-k: what stands before the two likeliest answers
+    choose               a program a row: top-k (see `top_k.py`), and the winner among what the filters keep
 
 **Top-p by draws.** The winner among all that is left is *the* answer if top-p keeps it: a winner among more tokens also
 wins among fewer. It is kept if all that stands before it weighs less than top_p of the whole, which takes a pass of
@@ -42,6 +36,7 @@ from course_lib.kernels.sampling.parts import (
     LAST_TOKEN,
     LEAST,
     LOWEST_KEY,
+    NAN_KEY,
     chances,
     exponents_of,
     key_of,
@@ -51,107 +46,23 @@ from course_lib.kernels.sampling.parts import (
     reaches,
     whole,
 )
-from course_lib.kernels.sampling.scan import CHUNK_TOKENS, LEFT, OPTIONS, draws_kernel, maxima_kernel
+from course_lib.kernels.sampling.scan import (
+    CHUNK_TOKENS,
+    LEFT,
+    OPTIONS,
+    candidates,
+    draws_kernel,
+    load_chunks,
+    maxima_kernel,
+    weights_kernel,
+)
 from course_lib.kernels.sampling.scan import NUM_WARPS as SCAN_WARPS
+from course_lib.kernels.sampling.top_k import last_of_top_k, list_groups, load_listed
 
 GROUP = 64
 MOST_GROUPS = 8192  # of which the maxima are kept in registers; larger vocabularies have larger groups
 TILE_TOKENS, NUM_WARPS = 8192, 16
 LARGEST_VOCABULARY = MOST_GROUPS * CHUNK_TOKENS
-
-
-@triton.jit
-def thirds(low, high):
-    """Two pivots between bounds, int64, that are at least 2 apart."""
-    step = tl.maximum((high - low) // 3, 1)
-    return (low + step).to(tl.int32), (high - step).to(tl.int32)
-
-
-@triton.jit
-def narrowed(low, high, first, second, above_first, above_second, above_low, above_high, k):
-    """The bounds, and how many are on or above each, after the counts at two pivots: low has k or more, high fewer."""
-    second_is_low = above_second >= k
-    first_is_low = above_first >= k
-    new_low = tl.where(second_is_low, second, tl.where(first_is_low, first, low))
-    new_above_low = tl.where(second_is_low, above_second, tl.where(first_is_low, above_first, above_low))
-    new_high = tl.where(second_is_low, high, tl.where(first_is_low, second, first))
-    new_above_high = tl.where(second_is_low, above_high, tl.where(first_is_low, above_second, above_first))
-    return new_low, new_high, new_above_low, new_above_high
-
-
-@triton.jit
-def list_groups(maxima, lowest, largest, list_pointer, k, GROUPS: tl.constexpr):
-    """Write the k groups with the largest maxima, in the order of their index; returns the smallest of these maxima.
-
-    maxima int32 [GROUPS], at least k of them; lowest, largest: of them.
-    """
-    low, high = lowest.to(tl.int64), largest.to(tl.int64) + 1
-    above_low, above_high = tl.full([], GROUPS, tl.int32), tl.full([], 0, tl.int32)
-    while (high - low > 1) & (above_low != k):
-        first, second = thirds(low, high)
-        above_first = tl.sum((maxima >= first).to(tl.int32), axis=0)
-        above_second = tl.sum((maxima >= second).to(tl.int32), axis=0)
-        low, high, above_low, above_high = narrowed(
-            low, high, first, second, above_first, above_second, above_low, above_high, k
-        )
-    edge = low.to(tl.int32)
-    at_edge = maxima == edge  # [GROUPS]
-    above = tl.sum((maxima > edge).to(tl.int32), axis=0)
-    taken = (maxima > edge) | (at_edge & (above + tl.cumsum(at_edge.to(tl.int32), axis=0) <= k))
-    place = tl.cumsum(taken.to(tl.int32), axis=0) - 1
-    tl.store(list_pointer + place, tl.arange(0, GROUPS), mask=taken)
-    return edge
-
-
-@triton.jit
-def load_listed(
-    row_pointer, list_pointer, is_listed, start, count, vocabulary, GROUP: tl.constexpr, TILE_GROUPS: tl.constexpr
-):
-    """A tile of the groups that a row is drawn from, in the order of its tokens: those listed, or all of them."""
-    place = start + tl.arange(0, TILE_GROUPS)  # [TILE_GROUPS]
-    group = place
-    if is_listed:
-        outside = tl.cdiv(vocabulary, GROUP)
-        group = tl.load(list_pointer + place, mask=place < count, other=outside)
-    return load_groups(row_pointer, group, vocabulary, GROUP)
-
-
-@triton.jit
-def last_of_top_k(
-    row_pointer, list_pointer, count, vocabulary, lowest, largest, k, GROUP: tl.constexpr, TILE_GROUPS: tl.constexpr
-):
-    """(key, token) of the k-th token in the listed groups, of which k or more reach the key `lowest`."""
-    low, high = lowest.to(tl.int64), largest.to(tl.int64) + 1
-    above_low, above_high = tl.full([], LAST_TOKEN, tl.int32), tl.full([], 0, tl.int32)
-    first, second = lowest, lowest + 1  # so often it is the bound itself that exactly k tokens reach
-    while (high - low > 1) & (above_low != k):
-        reach_first = tl.zeros([TILE_GROUPS, GROUP], tl.int32)
-        reach_second = tl.zeros([TILE_GROUPS, GROUP], tl.int32)
-        for start in tl.range(0, count, TILE_GROUPS):
-            _logits, keys, _token = load_listed(
-                row_pointer, list_pointer, True, start, count, vocabulary, GROUP, TILE_GROUPS
-            )  # [TILE_GROUPS, GROUP]
-            reach_first += (keys >= first).to(tl.int32)
-            reach_second += (keys >= second).to(tl.int32)
-        low, high, above_low, above_high = narrowed(
-            low, high, first, second, tl.sum(reach_first), tl.sum(reach_second), above_low, above_high, k
-        )
-        first, second = thirds(low, high)
-    edge = low.to(tl.int32)
-    last = tl.full([], LAST_TOKEN, tl.int32)
-    if above_low != k:
-        # More have the last key than are kept: count them in the order of the tokens.
-        seen = above_high
-        last = tl.full([], -1, tl.int32)
-        for start in tl.range(0, count, TILE_GROUPS):
-            _logits, keys, token = load_listed(
-                row_pointer, list_pointer, True, start, count, vocabulary, GROUP, TILE_GROUPS
-            )  # [TILE_GROUPS, GROUP]
-            at_edge = tl.reshape(keys == edge, [TILE_GROUPS * GROUP]).to(tl.int32)
-            kept = (at_edge != 0) & (seen + tl.cumsum(at_edge, axis=0) <= k)
-            last = tl.maximum(last, tl.max(tl.where(kept, tl.reshape(token, [TILE_GROUPS * GROUP]), -1), axis=0))
-            seen += tl.sum(at_edge, axis=0)
-    return edge, last
 
 
 @triton.jit
@@ -230,7 +141,11 @@ def choose_kernel(
     list_pointer,
     best_chances_pointer,
     best_tokens_pointer,
+    chunk_chances_pointer,
+    chunk_tokens_pointer,
     totals_pointer,
+    before_winner_pointer,
+    before_second_pointer,
     chosen_pointer,
     vocabulary,
     groups,
@@ -284,24 +199,39 @@ def choose_kernel(
                 )  # fmt: skip
                 tl.debug_barrier()  # every thread sees the draws
             else:
-                every_chunk = tl.arange(0, CHUNKS)  # [CHUNKS]
-                total = tl.sum(tl.load(totals_pointer + row * chunks + every_chunk, mask=every_chunk < chunks,
-                                       other=0), axis=0)  # fmt: skip
+                total = tl.sum(load_chunks(totals_pointer, row, chunks, 0, CHUNKS), axis=0)
             best = tl.load(best_chances_row + place, mask=place < count, other=float("-inf"))  # [GROUPS]
             tokens = tl.load(best_tokens_row + place, mask=place < count, other=0)  # [GROUPS]
             limit = tl.maximum(total.to(tl.float64) * top_p.to(tl.float64), 1.0)  # before the first token there is 0
+            # Whatever reaches `sure` is known to be kept; nothing yet.
+            sure_key, sure_token = tl.full([], NAN_KEY, tl.int32), tl.full([], -1, tl.int32)
+            if top_p == 1.0:
+                sure_key, sure_token = edge_key, edge_token
+            elif top_k == 0:
+                _logit, token, _logit, second_token = candidates(
+                    row_pointer, chunk_chances_pointer, chunk_tokens_pointer, row, chunks, CHUNKS
+                )
+                before = tl.sum(load_chunks(before_winner_pointer, row, chunks, 0, CHUNKS), axis=0)
+                before_second = tl.sum(load_chunks(before_second_pointer, row, chunks, 0, CHUNKS), axis=0)
+                if before.to(tl.float64) < limit:
+                    sure_key, sure_token = key_of(tl.load(row_pointer + token)), token
+                elif before_second.to(tl.float64) < limit:
+                    sure_key, sure_token = key_of(tl.load(row_pointer + second_token)), second_token
+                    edge_key, edge_token = key_of(tl.load(row_pointer + token)), token - 1
+                else:
+                    edge_key, edge_token = key_of(tl.load(row_pointer + second_token)), second_token - 1
             while chosen < 0:
                 _chance, winner = tl.max(best, axis=0, return_indices=True)
                 drawn = tl.sum(tl.where(place == winner, tokens, 0), axis=0)
                 drawn_logit = tl.load(row_pointer + drawn)
                 drawn_key = key_of(drawn_logit)
-                if reaches(drawn_key, drawn, edge_key, edge_token):
-                    before = tl.full([], 0, tl.int64)
-                    if top_p < 1.0:
-                        before = weight_before(
-                            row_pointer, list_row, is_listed, count, vocabulary, drawn_logit.to(tl.float32), drawn,
-                            largest, temperature, GROUP, TILE_GROUPS,
-                        )  # fmt: skip
+                if reaches(drawn_key, drawn, sure_key, sure_token):
+                    chosen = drawn
+                elif reaches(drawn_key, drawn, edge_key, edge_token):
+                    before = weight_before(
+                        row_pointer, list_row, is_listed, count, vocabulary, drawn_logit.to(tl.float32), drawn,
+                        largest, temperature, GROUP, TILE_GROUPS,
+                    )  # fmt: skip
                     if before.to(tl.float64) < limit:
                         chosen = drawn
                     else:
@@ -349,27 +279,35 @@ def sample(logits, temperature, top_k, top_p, min_p, seeds, positions) -> torch.
         return chosen
     group = max(GROUP, triton.next_power_of_2(triton.cdiv(vocabulary, MOST_GROUPS)))
     groups, chunks = triton.cdiv(vocabulary, group), triton.cdiv(vocabulary, CHUNK_TOKENS)
-    maxima, listed, best_tokens, best_chances = torch.empty(
-        4, rows, groups, dtype=torch.int32, device=logits.device
-    ).unbind()
-    best_chances = best_chances.view(torch.float32)
-    chunk_maxima = torch.empty(rows, chunks, dtype=torch.int32, device=logits.device)
-    totals = torch.empty(rows, chunks, dtype=torch.int64, device=logits.device)
+    maxima, listed, best_tokens, best_chances = workspace(4, rows, groups, torch.int32, logits.device)
+    chunk_maxima, chunk_tokens, chunk_chances = workspace(3, rows, chunks, torch.int32, logits.device)
+    best_chances, chunk_chances = best_chances.view(torch.float32), chunk_chances.view(torch.float32)
+    totals, before_winner, before_second = workspace(3, rows, chunks, torch.int64, logits.device)
     sizes = (vocabulary, groups, chunks, logits.stride(0))
     options = (temperature, top_k, top_p, min_p, seeds, positions)
     cut = {"GROUP": group, "CHUNK_GROUPS": CHUNK_TOKENS // group}
     every_chunk = triton.next_power_of_2(chunks)
     maxima_kernel[(rows, chunks)](logits, maxima, chunk_maxima, *sizes, **cut, num_warps=SCAN_WARPS)
     draws_kernel[(rows, chunks)](
-        logits, *options, chunk_maxima, best_chances, best_tokens, totals, *sizes, **cut, CHUNKS=every_chunk,
-        ASSEMBLY=not interpreting(), num_warps=SCAN_WARPS,
+        logits, *options, chunk_maxima, best_chances, best_tokens, chunk_chances, chunk_tokens, totals, *sizes, **cut,
+        CHUNKS=every_chunk, ASSEMBLY=not interpreting(), num_warps=SCAN_WARPS,
+    )  # fmt: skip
+    weights_kernel[(rows, chunks)](
+        logits, temperature, top_k, top_p, min_p, chunk_maxima, chunk_chances, chunk_tokens, before_winner,
+        before_second, vocabulary, chunks, logits.stride(0), **cut, CHUNKS=every_chunk, num_warps=SCAN_WARPS,
     )  # fmt: skip
     choose_kernel[(rows,)](
-        logits, *options, maxima, listed, best_chances, best_tokens, totals, chosen, *sizes, GROUP=group,
+        logits, *options, maxima, listed, best_chances, best_tokens, chunk_chances, chunk_tokens, totals,
+        before_winner, before_second, chosen, *sizes, GROUP=group,
         TILE_GROUPS=TILE_TOKENS // group, GROUPS=triton.next_power_of_2(groups), CHUNKS=every_chunk,
         ASSEMBLY=not interpreting(), num_warps=NUM_WARPS,
     )  # fmt: skip
     return chosen
+
+
+def workspace(count: int, rows: int, columns: int, dtype: torch.dtype, device) -> tuple[torch.Tensor, ...]:
+    """Matrices in one allocation."""
+    return torch.empty(count, rows, columns, dtype=dtype, device=device).unbind()
 
 
 def check(logits, numbers: dict, integers: dict) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from course_lib.hardware.device import interpreting
+from course_lib.hardware.meter.metered import metered
 from course_lib.kernels.sampling import choose
 from course_lib.kernels.sampling.choose import LARGEST_VOCABULARY, sample
 from course_lib.kernels.sampling.reference import REFUSED, distribution_reference, sample_reference
@@ -204,6 +205,14 @@ def test_rows_may_lie_apart():
     wide[:, :3], wide[:, 290:] = math.nan, math.nan
     assert_right(wide[:, 3:290], top_k=[0, 10] * 2 + [0], top_p=0.8)
     assert_right(wide[::2, 3:290])
+
+
+def test_top_k_reads_the_logits_once_and_top_p_three_times_and_none_outside():
+    logits = normal(2, 9000, dtype=torch.float16)[:, 5:]
+    for chosen, times in (({"temperature": 0.0}, 1), ({"top_k": 3}, 1), ({}, 2), ({"top_p": 0.99, "seeds": [1, 2]}, 3)):
+        report = metered(sample, logits, *options(2, **chosen))
+        read = report["logits_pointer"].loaded_bytes / logits.nbytes
+        assert not report.out_of_bounds and times <= read < times + 0.3
 
 
 def test_no_rows_have_no_tokens():
