@@ -493,7 +493,7 @@ draw_ratios(made_old, made_new, made_lower, made_upper)
 # | 2 | pages, in float32 | `"course"` | `"dtype"` |
 # | | pages, and a head dimension that is not 64, 128 or 256 | `"course"` | `"head_dim"` |
 # | | all other pages | `"FlashInfer"` | `"pages"` |
-# | 3 | decode, fewer than 100 programs, and 1,024 tokens of context or more | `"split decode"` | `"programs"` |
+# | 3 | decode, no mask or a causal one, fewer than 100 programs, and 1,024 tokens of context or more | `"split decode"` | `"programs"` |
 # | 4 | a mask given as a tensor | `"SDPA"` | `"mask"` |
 # | 5 | a mask given as a rule, on sm_80 or later | `"FlexAttention"` | `"mask"` |
 # | | a mask given as a rule, before sm_80 | `"SDPA"` | `"mask"` |
@@ -529,7 +529,7 @@ def choose(
         return "course", "dtype"
     if page_size > 0:
         return ("FlashInfer", "pages") if head_dim in (64, 128, 256) else ("course", "head_dim")
-    if use == "decode" and programs < 100 and context >= 1024:
+    if use == "decode" and mask in ("none", "causal") and programs < 100 and context >= 1024:
         return "split decode", "programs"
     if mask == "tensor":
         return "SDPA", "mask"

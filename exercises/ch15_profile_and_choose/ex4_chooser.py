@@ -17,7 +17,7 @@ def chosen(capability, dtype, head_dim, mask, page_size, use, programs, context)
         return "course", "dtype"
     if page_size > 0:
         return ("FlashInfer", "pages") if head_dim in (64, 128, 256) else ("course", "head_dim")
-    if use == "decode" and programs < 100 and context >= 1024:
+    if use == "decode" and mask in ("none", "causal") and programs < 100 and context >= 1024:
         return "split decode", "programs"
     if mask == "tensor":
         return "SDPA", "mask"
@@ -47,7 +47,7 @@ TABLE = (  # the rows of the statement, each line of them: when it fits, and wha
     (lambda c: c.page_size > 0 and c.dtype == "float32", ("course", "dtype")),
     (lambda c: c.page_size > 0 and c.head_dim not in (64, 128, 256), ("course", "head_dim")),
     (lambda c: c.page_size > 0, ("FlashInfer", "pages")),
-    (lambda c: c.use == "decode" and c.programs < 100 and c.context >= 1024, ("split decode", "programs")),
+    (lambda c: c.use == "decode" and c.mask in ("none", "causal") and c.programs < 100 and c.context >= 1024, ("split decode", "programs")),
     (lambda c: c.mask == "tensor", ("SDPA", "mask")),
     (lambda c: c.mask == "rule" and c.capability >= 80, ("FlexAttention", "mask")),
     (lambda c: c.mask == "rule", ("SDPA", "mask")),
@@ -111,7 +111,8 @@ def taught_cases():
 
 BF16 = 'dtype == "bfloat16" and capability < 80'
 FP8 = 'dtype == "float8" and (capability < 89 or use == "training" or mask in ("tensor", "rule") or head_dim > 256)'
-SPLIT = 'use == "decode" and programs < 100 and context >= 1024'
+SPLIT = 'use == "decode" and mask in ("none", "causal") and programs < 100 and context >= 1024'
+UNMASKED = 'mask in ("none", "causal")'
 LONG = "head_dim > 256 or capability == 100 and head_dim > 128"
 RULE, FLOAT8 = 'mask == "rule"', '("FlashAttention 3", "dtype") if capability == 90 else ("FlashInfer", "dtype")'
 PAGED, HEADS = 'page_size > 0 and dtype == "float32"', "head_dim in (64, 128, 256)"
@@ -122,7 +123,7 @@ PIECES = (
 # Moves that change nothing, or that another sentence says better: below which rows, and above which.
 BELOW = {0: (1, 2, 8, 9, 10, 11, 12), 1: (2,), 2: range(3, 13), 4: (5, 6), 5: (6, 7), 6: (7, 8), 7: (8, 9),
          8: range(9, 13), 11: (12,)}  # fmt: skip
-ABOVE = {0: (2,), 2: (8,), 5: (7,), 6: (8,), 7: (9,)}
+ABOVE = {0: (2,), 2: (5, 6, 8), 4: (6,), 5: (7,), 6: (8,), 7: (9,)}
 
 CHANGES = (
     *edits("bfloat16 was given to a GPU before sm_80, which cannot compute in it: row 1.",
@@ -159,9 +160,12 @@ CHANGES = (
         masks_before_pages=("page_size > 0", "page_size > 0 and mask not in ('tensor', 'rule')"),
         masks_before_pages__tensor=("page_size > 0", "page_size > 0 and mask != 'tensor'"),
         masks_before_pages__rule=("page_size > 0", "page_size > 0 and mask != 'rule'")),
-    *edits("Masks were checked before split decode. Row 3 comes first.",
-        masks_before_splits=(SPLIT, f"{SPLIT} and mask not in ('tensor', 'rule')"),
-        masks_before_splits__tensor=(SPLIT, f"{SPLIT} and mask != 'tensor'")),
+    *edits("Decode was split with a mask given as a tensor or a rule. The course's split decode takes neither, so row 3 "
+        "is only for no mask and a causal one.",
+        split_under_a_mask=(UNMASKED, "True"), split_under_a_mask__tensor=(UNMASKED, 'mask != "rule"'),
+        split_under_a_mask__rule=(UNMASKED, 'mask != "tensor"')),
+    *edits("Decode under a causal mask was not split. Row 3 is for no mask and for a causal one.",
+        causal_not_split=(UNMASKED, 'mask == "none"')),
     *edits("GPUs before sm_80 were checked too early. The rows above row 7 hold for these GPUs, too.",
         old_gpus_first=("page_size > 0", "page_size > 0 and capability >= 80", SPLIT, f"{SPLIT} and capability >= 80",
         'mask == "tensor"', 'mask == "tensor" and capability >= 80', 'mask == "rule"',
@@ -184,11 +188,10 @@ CHANGES = (
         float32_in_pages=(PAGED, "False")),
     *edits("Decode with few programs was not split, so most of the GPU is idle: row 3.", not_split=(SPLIT, "False")),
     *edits("Decode with a short context was split. Below 1,024 tokens, merging the splits costs what splitting gains: "
-        "row 3.", short_split=(SPLIT, 'use == "decode" and programs < 100')),
-    *edits("Decode was split, although 100 programs or more fill the GPU: row 3.", full_split=(SPLIT,
-        'use == "decode" and context >= 1024'), full_split__by_one=("programs < 100", "programs <= 100")),
+        "row 3.", short_split=(SPLIT, SPLIT.replace(" and context >= 1024", ""))),
+    *edits("Decode was split, although 100 programs or more fill the GPU: row 3.", full_split=(SPLIT, SPLIT.replace(" and programs < 100", "")), full_split__by_one=("programs < 100", "programs <= 100")),
     *edits("Prefill or training was split. There the GPU is full, because each tile of queries has a program: row 3 is "
-        "only for decode.", prefill_split=(SPLIT, "programs < 100 and context >= 1024"), prefill_split__alone=(SPLIT,
+        "only for decode.", prefill_split=(SPLIT, SPLIT.replace('use == "decode" and ', "")), prefill_split__alone=(SPLIT,
         SPLIT.replace('use == "decode"', 'use != "training"'))),
     *edits("A context of exactly 1,024 tokens was not split. Row 3 begins there.",
         one_token_late=("context >= 1024", "context > 1024")),
@@ -259,7 +262,7 @@ EXERCISE = Exercise(
         "so a row does not have to repeat what the rows above have excluded.",
         "Begin with row 1: bfloat16 needs sm_80, and float8 needs sm_89 and no training, among other things. Then "
         "check for pages, because a kernel that cannot read pages gives no answer at all, however fast it is.",
-        "Split only if three things hold: use is \"decode\", programs < 100, and context >= 1024. Otherwise go on to "
+        "Split only if all of row 3 holds: use, mask, programs < 100, and context >= 1024. Otherwise go on to "
         "the rows below, because a decode of many users can take an ordinary kernel.",
         "The reason is the argument that decided: (\"SDPA\", \"mask\") in row 4, (\"SDPA\", \"capability\") in row 7, "
         "(\"SDPA\", \"dtype\") in row 8, (\"SDPA\", \"head_dim\") in row 9.",

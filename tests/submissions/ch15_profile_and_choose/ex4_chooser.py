@@ -4,7 +4,8 @@ from tests.submissions.edits import changed
 
 BF16 = 'if dtype == "bfloat16" and capability < 80:'
 FP8 = 'capability < 89 or use == "training"'
-SPLIT = 'use == "decode" and programs < 100 and context >= 1024'
+UNMASKED = 'mask in ("none", "causal")'
+SPLIT = f'use == "decode" and {UNMASKED} and programs < 100 and context >= 1024'
 PAGES = '("FlashInfer", "pages") if head_dim in (64, 128, 256) else ("course", "head_dim")'
 TENSOR = '    if mask == "tensor":\n        return "SDPA", "mask"\n'
 LAST = '{90: "FlashAttention 3", 100: "FlashAttention 4"}.get(capability, "FlashAttention 2")'
@@ -19,10 +20,10 @@ WRONG = {
     "any_head_dim_in_pages": changed("15.4", (PAGES, '("FlashInfer", "pages")')),
     "float32_in_pages": changed("15.4", ('page_size > 0 and dtype == "float32"', "False")),
     "not_split": changed("15.4", (SPLIT, "False")),
-    "short_split": changed("15.4", (SPLIT, 'use == "decode" and programs < 100')),
-    "full_split": changed("15.4", (SPLIT, 'use == "decode" and context >= 1024')),
+    "short_split": changed("15.4", (" and context >= 1024", "")),
+    "full_split": changed("15.4", (" and programs < 100", "")),
     "full_split__by_one": changed("15.4", ("programs < 100", "programs <= 100")),
-    "prefill_split": changed("15.4", (SPLIT, "programs < 100 and context >= 1024")),
+    "prefill_split": changed("15.4", (SPLIT, SPLIT.replace('use == "decode" and ', ""))),
     "one_token_late": changed("15.4", ("context >= 1024", "context > 1024")),
     "tensor_mask": changed("15.4", (TENSOR, "")),
     "rule_mask": changed("15.4", ('if mask == "rule":', "if False:")),
@@ -48,7 +49,10 @@ WRONG = {
     "float8_long_heads": changed("15.4", (" or head_dim > 256):", "):")),
     "masks_before_pages": changed("15.4", ("page_size > 0", 'page_size > 0 and mask in ("none", "causal")')),
     "masks_before_pages__tensor": changed("15.4", ("page_size > 0", 'page_size > 0 and mask != "tensor"')),
-    "masks_before_splits": changed("15.4", (SPLIT, f'{SPLIT} and mask in ("none", "causal")')),
+    "split_under_a_mask": changed("15.4", (f"{UNMASKED} and ", "")),
+    "split_under_a_mask__tensor": changed("15.4", (UNMASKED, 'mask != "rule"')),
+    "split_under_a_mask__rule": changed("15.4", (UNMASKED, 'mask != "tensor"')),
+    "causal_not_split": changed("15.4", (UNMASKED, 'mask == "none"')),
     "causal_as_a_rule": changed("15.4", ('if mask == "rule"', 'if mask in ("rule", "causal")')),
     "later_reason": changed("15.4", ('return "SDPA", "capability"',
                                      'return "SDPA", "dtype" if dtype == "float32" else "capability"')),
@@ -108,10 +112,10 @@ def choose(capability, dtype, head_dim, mask, page_size, use, programs, context)
             return "course", "dtype"
         case (size, _, _) if size:
             return ("FlashInfer", "pages") if head_dim in {64, 128, 256} else ("course", "head_dim")
-    if use == "decode" and not (programs >= 100 or context < 1024):
-        return "split decode", "programs"
     if mask == "tensor" or mask == "rule":
         return ("FlexAttention" if mask == "rule" and capability > 75 else "SDPA"), "mask"
+    if use == "decode" and not (programs >= 100 or context < 1024):
+        return "split decode", "programs"
     if dtype == "float8":
         return ("FlashAttention 3" if capability == 90 else "FlashInfer"), "dtype"
     for fits, why in ((capability < 80, "capability"), (dtype == "float32", "dtype"), (head_dim > most, "head_dim")):
