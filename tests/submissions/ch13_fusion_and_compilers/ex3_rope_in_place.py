@@ -46,6 +46,8 @@ def rope_in_place(qkv, cosine, sine, positions, query_heads, key_heads):
 """
 
 WRONG = {
+    "fixed_size": changed("13.3", ("kernel[(qkv.shape[0],)](", "kernel[(min(qkv.shape[0], 132),)](")),
+    "fixed_size__tile_of_heads": changed("13.3", ("HEADS=triton.next_power_of_2(heads)", "HEADS=64")),
     # onnxruntime#26758: a kernel always took halves where the model's pairs were neighbours. Here it is the reverse.
     "neighbours_paired": changed(
         "13.3", (FIRST, FIRST.replace("+ column", "+ 2 * column")), ("first + half", "first + 1")
