@@ -2,6 +2,7 @@
 
     ours, cuBLAS, torch.compile     x · weightᵀ alone; what torch.compile makes of it is cuBLAS's call
     … in a step                     with what stands around that product in a decoder: its norm, gate or residual
+    dependent                       ours, each started while the one before runs (from sm_90 on)
 
 16-bit numbers, 1, 8 and 64 rows. A figure is one of a replayed CUDA graph that does the same product with other weights
 again and again, more of them than the L2 cache holds, as a model's step does; all graphs of a row are timed in turns
@@ -33,6 +34,7 @@ from course_lib.hardware.timing import measure_together
 from course_lib.hardware.units import format_bandwidth
 from course_lib.home import course_home
 from course_lib.kernels.common.machine import architecture_of
+from course_lib.kernels.layer.launched import dependent_launches
 from course_lib.kernels.products.few_rows import few_rows_product, few_rows_product_reference
 from course_lib.kernels.products.tiles import FewRowsTiles, few_rows_tiles
 from course_lib.kernels.products.workspace import few_rows_workspace
@@ -105,7 +107,9 @@ def measure_row(product: Product, rows: int, copy: float) -> dict:
     x, weights, options = random(rows, product.inner), product.weights(product.copies()), product.options(rows)
     ours = functools.partial(few_rows_product, workspace=few_rows_workspace(rows, weights[:1]))
     alone: dict[str, Callable] = {"ours": ours, "cuBLAS": F.linear, "torch.compile": compiled(F.linear)}
-    in_step: dict[str, Callable] = {"ours, in a step": ours, "torch.compile, in a step": compiled(in_pytorch)}
+    in_step: dict[str, Callable] = {"torch.compile, in a step": compiled(in_pytorch), "ours, in a step": ours}
+    if dependent_launches():
+        in_step["dependent, in a step"] = functools.partial(ours, dependent=True)
     results: dict[str, dict] = {}
     graphs: dict[str, Graph] = {}
     for forms, extra in ((alone, {}), (in_step, options)):
@@ -142,12 +146,15 @@ def measure_step(rows: int, copy: float) -> dict:
     xs = {inner: random(rows, inner) for inner in {product.inner for product in PRODUCTS}}
     options = {product: product.options(rows) for product in PRODUCTS}
     ours = functools.partial(few_rows_product, workspace=few_rows_workspace(rows, [it[0] for it in weights.values()]))
-    forms: dict[str, Graph] = {
-        "ours": lambda: [ours(xs[product.inner], weight) for product, weight in order],
-        "ours, in a step": lambda: [ours(xs[product.inner], weight, **options[product]) for product, weight in order],
-        "cuBLAS": lambda: [F.linear(xs[product.inner], weight) for product, weight in order],
-    }
-    graphs = {name: captured(form) for name, form in forms.items()}
+
+    def all_of(form: Callable, in_a_step: bool) -> Graph:
+        return captured(
+            lambda: [form(xs[it.inner], weight, **(options[it] if in_a_step else {})) for it, weight in order]
+        )
+
+    graphs = {"ours": all_of(ours, False), "cuBLAS": all_of(F.linear, False), "ours, in a step": all_of(ours, True)}
+    if dependent_launches():
+        graphs["dependent, in a step"] = all_of(functools.partial(ours, dependent=True), True)
     weight_bytes = sum(product.bytes for product, _ in order)
     timings = measure_together(graphs, seconds=SECONDS_PER_FIGURE)
     return {name: figures_of(timing, weight_bytes, 1, copy) for name, timing in timings.items()}
@@ -165,12 +172,15 @@ def candidates(product: Product, rows: int) -> Iterator[FewRowsTiles]:
             yield FewRowsTiles(outer, inner, splits, warps, stages)
 
 
-def sweep(rows: int, names: Sequence[str] | None = None) -> dict:
+def sweep(rows: int, names: Sequence[str] | None = None, dependent: bool | None = None) -> dict:
     """Print the five best tiles of each product (or of those named) in a step, and those that are chosen now, in µs.
+
+    dependent: whether each is started early; None does so where the GPU can.
 
     Returns all that was found, {product: [(µs, tiles)]}, and writes it to product_tiles_<rows>.json.
     """
     found: dict[str, list] = {}
+    dependent = dependent_launches() if dependent is None else dependent
     for product in [it for it in PRODUCTS if names is None or it.name in names]:
         x, weights, options = random(rows, product.inner), product.weights(product.copies()), product.options(rows)
         chosen = few_rows_tiles(rows, product.outer, product.inner, x.dtype, architecture_of(x.device),
@@ -178,7 +188,7 @@ def sweep(rows: int, names: Sequence[str] | None = None) -> dict:
         graphs: dict[str, Graph] = {}
         for tiles in dict.fromkeys([chosen, *candidates(product, rows)]):
             workspace = few_rows_workspace(rows, weights[:1], tiles)
-            ours = functools.partial(few_rows_product, tiles=tiles, workspace=workspace)
+            ours = functools.partial(few_rows_product, tiles=tiles, workspace=workspace, dependent=dependent)
             with contextlib.suppress(triton.runtime.errors.OutOfResources):  # shared memory that this GPU hasn't
                 graphs[str(tuple(tiles))] = graph_of(ours, x, weights, options)
         timings = measure_together(graphs, seconds=SWEPT_SECONDS, rounds=3)

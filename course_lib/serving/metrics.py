@@ -35,6 +35,12 @@ class Times:
         """Seconds of each later token, on average."""
         return (self.newest - self.first) / (self.tokens - 1) if self.first is not None and self.tokens > 1 else None
 
+    def __str__(self) -> str:
+        if self.to_first is None:
+            return "no tokens"
+        after = "" if self.per_token is None else f", then {1 / self.per_token:.1f} a second"
+        return f"{self.tokens} tokens, the first after {self.to_first:.2f} s{after}"
+
     @property
     def in_time(self) -> bool:
         """Whether it ended by itself, before its deadline."""

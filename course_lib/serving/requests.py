@@ -40,6 +40,9 @@ class Sampling:
             raise ValueError(f"seed is {self.seed!r}; it must be a whole number from 0 to 2^63 - 1.")
 
 
+GREEDY = Sampling()
+
+
 @dataclass(frozen=True)
 class Request:
     """A text to continue.
@@ -55,7 +58,7 @@ class Request:
 
     prompt: Sequence[int]
     new_tokens: int
-    sampling: Sampling = Sampling()
+    sampling: Sampling = GREEDY
     stops: tuple[str, ...] = ()
     priority: int = 0
     deadline: float = math.inf

@@ -17,6 +17,11 @@ The factor of the norm belongs to a row, so it can be applied behind the product
 x that it reads anyway. What is multiplied is x ∘ gain, rounded to the dtype of x, as it would be behind a norm of its
 own; in float16 it must stay below 65,504. Everything else is in float32, rounded once at the end.
 
+Between two kernels memory has nothing to do: the last programs of one end, and the first of the next ask for their
+weights. That is 2 to 4 µs, as long as a weight of 2048 · 2048 takes. A product that is `dependent` (programmatic
+dependent launch, from sm_90 on) is started as soon as the programs of the kernel before leave room, and has the L2
+cache fetch its first weights. Only then does it wait for what the kernel before has written.
+
 Source: Triton's matrix product with split K, as in Hoque et al., Accelerating a Triton fused kernel for W4A16 quantized
 inference with SplitK work decomposition, arXiv 2402.00025.
 """
@@ -30,16 +35,22 @@ import triton.language as tl
 
 from course_lib.hardware.compiler.architectures import ARCHITECTURES
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.common.checks import check_dimensions, check_runnable, check_same
 from course_lib.kernels.common.machine import architecture_of, multiprocessor_count
 from course_lib.kernels.common.numbers import FLOAT32_PRECISION
 from course_lib.kernels.common.signatures import KINDS, signature_of
 from course_lib.kernels.common.splits import whole_tiles
-from course_lib.kernels.fused.checks import check_epsilon, check_weight
-from course_lib.kernels.products.tiles import MOST_ROWS, FewRowsTiles, few_rows_tiles, padded_rows
+from course_lib.kernels.products.checks import (
+    FIRST_WITH_DEPENDENT_LAUNCHES,
+    check_arguments,
+    check_dependent,
+    check_out,
+    check_tiles,
+)
+from course_lib.kernels.products.tiles import FewRowsTiles, few_rows_tiles, padded_rows
 from course_lib.kernels.products.workspace import ProductWorkspace, take_workspace
 
 SPLIT_POINTERS = ("partial_sums_pointer", "partial_squares_pointer", "arrivals")  # None where nothing is split
+ASKED_FOR = tl.constexpr(2)  # blocks of weights that a dependent product has brought into the L2 while it waits
 EVEN = ("columns", "inner", "x_stride", "weight_stride", "out_stride", "residual_stride")  # multiples of 16 in a model
 
 
@@ -71,6 +82,19 @@ def weight_rows(tile, columns, GATED: tl.constexpr, BLOCK_N: tl.constexpr):
         column = tl.minimum(tile * (BLOCK_N // 2) + number // 2, columns - 1)
         return column + number % 2 * columns
     return tl.minimum(tile * BLOCK_N + number, columns - 1)
+
+
+@triton.jit
+def ask_for_weights(weight_tile, inner, begin, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Have the first ASKED_FOR blocks of a part, from column `begin` on, brought into the L2 cache; nothing is read.
+
+    weight_tile: [BLOCK_N, 1], where the rows begin.
+    """
+    LINE: tl.constexpr = 1024 // weight_tile.dtype.element_ty.primitive_bitwidth  # numbers of 128 bytes
+    element = begin + tl.arange(0, ASKED_FOR * BLOCK_K // LINE) * LINE  # [lines]
+    address = (weight_tile + tl.minimum(element, inner - 1)[None, :]).to(tl.int64)  # [BLOCK_N, lines]
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=tl.int32,
+                              is_pure=False, pack=1)  # fmt: skip
 
 
 @triton.jit
@@ -113,6 +137,7 @@ def few_rows_kernel(
     epsilon,
     NORMED: tl.constexpr,
     GATED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -120,16 +145,21 @@ def few_rows_kernel(
 ):
     """One program: BLOCK_N rows of the weight, one of SPLITS parts of them. columns: of out."""
     tile, split = tl.program_id(0), tl.program_id(1)
-    row = tl.arange(0, BLOCK_M)  # [BLOCK_M]
-    x_rows = x_pointer + row[:, None].to(tl.int64) * x_stride
+    row = tl.arange(0, BLOCK_M).to(tl.int64)  # [BLOCK_M]
+    x_rows = x_pointer + row[:, None] * x_stride
     weight_row = weight_rows(tile, columns, GATED, BLOCK_N).to(tl.int64)  # [BLOCK_N]
+    weight_tile = weight_pointer + weight_row[:, None] * weight_stride  # [BLOCK_N, 1]
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     squares = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
     begin, end = whole_tiles(inner, split, SPLITS, BLOCK_K)
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
+        ask_for_weights(weight_tile, inner, begin, BLOCK_N, BLOCK_K)
+        tl.extra.cuda.gdc_wait()
     for start in tl.range(begin, end, BLOCK_K):
         element = start + tl.arange(0, BLOCK_K)
-        weights = tl.load(weight_pointer + weight_row[:, None] * weight_stride + element[None, :],
-                          mask=element[None, :] < inner, other=0.0, eviction_policy="evict_first")  # fmt: skip
+        weights = tl.load(weight_tile + element[None, :], mask=element[None, :] < inner, other=0.0,
+                          eviction_policy="evict_first")  # fmt: skip
         inside = (row < rows)[:, None] & (element < inner)[None, :]
         x = tl.load(x_rows + element[None, :], mask=inside, other=0.0)  # [BLOCK_M, BLOCK_K]
         if NORMED:
@@ -167,7 +197,7 @@ def few_rows_kernel(
 
 
 def few_rows_product(
-    x, weight, out=None, *, epsilon=None, gain=None, gated=False, residual=None,
+    x, weight, out=None, *, epsilon=None, gain=None, gated=False, residual=None, dependent=False,
     workspace: ProductWorkspace | None = None, tiles: FewRowsTiles | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """x · weightᵀ for 1 to 64 rows, at the speed at which the weight is read; the same bits at every run.
@@ -180,6 +210,8 @@ def few_rows_product(
         gain: [inner], that norm's weight, of x's dtype or float32; None for 1, or where it is folded into `weight`.
         gated: weight holds the rows of a gate, then as many of up; the result is silu(gate) · up.
         residual: [rows, columns], of x's dtype, added at the end.
+        dependent: start while the kernel before still runs, ask for the first weights, and wait for it only then. Any
+            kernel may stand before and behind.
         workspace: what `few_rows_workspace` made; where parts are added up, one is allocated when None.
         tiles: how it is cut; chosen when None.
 
@@ -188,21 +220,25 @@ def few_rows_product(
     Returns out.
 
     Raises:
-        ValueError: an argument is not as above, or out overlaps x or weight; the message names it.
+        ValueError: an argument is not as above, or out overlaps one that is read; the message names it.
     """
     columns = check_arguments(x, weight, epsilon, gain, gated, residual)
     (rows, inner), outer = x.shape, weight.shape[0]
     if out is None:
         out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     else:
-        check_out(out, (rows, columns), x, weight)
+        check_out(out, (rows, columns), x, weight, residual)
+    if dependent:
+        check_dependent(x.device)
     if tiles is None:
         tiles = few_rows_tiles(rows, outer, inner, x.dtype, architecture_of(x.device), multiprocessor_count(x.device))
+    else:
+        check_tiles(tiles)
     parts, squares, arrivals = take_workspace(workspace, rows, outer, tiles, x.device)
     few_rows_kernel[(triton.cdiv(outer, tiles.outer), tiles.splits)](
         x, weight, out, gain, residual, parts, squares, arrivals, rows, columns, inner, x.stride(0), weight.stride(0),
         out.stride(0), 0 if residual is None else residual.stride(0), epsilon or 0.0, NORMED=epsilon is not None,
-        GATED=gated, **settings(rows, tiles),
+        GATED=gated, DEPENDENT=dependent, **settings(rows, tiles), **({"launch_pdl": True} if dependent else {}),
     )  # fmt: skip
     return out
 
@@ -211,59 +247,6 @@ def settings(rows: int, tiles: FewRowsTiles) -> dict:
     """What tiles are for a launch with this many rows."""
     return {"SPLITS": tiles.splits, "BLOCK_M": padded_rows(rows), "BLOCK_N": tiles.outer, "BLOCK_K": tiles.inner,
             "num_warps": tiles.warps, "num_stages": tiles.stages}  # fmt: skip
-
-
-def check_arguments(x, weight, epsilon, gain, gated, residual) -> int:
-    """How many columns the result has."""
-    check_matrix("x", x, "[rows, inner]")
-    if x.shape[0] > MOST_ROWS:
-        raise ValueError(
-            f"x has {x.shape[0]} rows; at most {MOST_ROWS} are allowed. Use torch.nn.functional.linear for more."
-        )
-    check_matrix("weight", weight, "[outer, inner]")
-    check_same("weight", weight, "x", x, inner_dimension=(weight.shape[1], x.shape[1]))
-    if gated and weight.shape[0] % 2:
-        raise ValueError(f"weight has {weight.shape[0]} rows; gated, it must have as many for up as for the gate.")
-    if epsilon is not None:
-        check_epsilon(epsilon)
-    if gain is not None:
-        if epsilon is None:
-            raise ValueError("gain is given and epsilon is None; pass the epsilon of the norm that it belongs to.")
-        check_weight(gain, x, "gain")
-    columns = weight.shape[0] // 2 if gated else weight.shape[0]
-    if residual is not None:
-        check_matrix("residual", residual, "[rows, columns]")
-        check_same("residual", residual, "x", x, shape=(tuple(residual.shape), (x.shape[0], columns)))
-    return columns
-
-
-def check_matrix(name: str, tensor, dimensions: str) -> None:
-    check_runnable(name, tensor)
-    check_dimensions(name, tensor, dimensions)
-    if tensor.stride(1) != 1 and tensor.shape[1] > 1:
-        raise ValueError(
-            f"{name} has strides {tensor.stride()}; its rows must be contiguous (stride 1). "
-            f"Call {name}.contiguous() first."
-        )
-
-
-def check_out(out, shape: tuple[int, int], x, weight) -> None:
-    check_matrix("out", out, "[rows, columns]")
-    if tuple(out.shape) != shape:
-        raise ValueError(f"out has shape {tuple(out.shape)}; it must be {shape}.")
-    if out.dtype not in (x.dtype, torch.float32):
-        raise ValueError(f"out has dtype {out.dtype}; allowed are that of x, {x.dtype}, and torch.float32.")
-    for name, other in (("x", x), ("weight", weight)):
-        if out.device != other.device:
-            raise ValueError(f"out is on device {out.device}; it must be on that of {name}, {other.device}.")
-        if addresses(out).start < addresses(other).stop and addresses(other).start < addresses(out).stop:
-            raise ValueError(f"out overlaps {name}, which other programs still read; pass memory of its own.")
-
-
-def addresses(matrix: torch.Tensor) -> range:
-    """From the first byte to behind the last."""
-    last = sum((size - 1) * stride for size, stride in zip(matrix.shape, matrix.stride()))
-    return range(matrix.data_ptr(), matrix.data_ptr() + (last + 1) * matrix.element_size())
 
 
 def compile_cases() -> list[CompileCase]:
@@ -280,7 +263,8 @@ def compile_cases() -> list[CompileCase]:
             matrix = {80: "mma.sync", 86: "mma.sync", 89: "mma.sync", 90: "wgmma" if rows == 64 else "mma.sync",
                       100: "tcgen05" if rows == 64 else "mma.sync", 120: "mma.sync"}  # fmt: skip
             cases.append(CompileCase(
-                few_rows_kernel, signature, {"NORMED": True, "GATED": outer > 2048, **constants, **whole},
+                few_rows_kernel, signature, {"NORMED": True, "GATED": outer > 2048,
+                 "DEPENDENT": arch >= FIRST_WITH_DEPENDENT_LAUNCHES, **constants, **whole},
                 archs=(arch,), instruction=None if dtype == torch.float32 else matrix,
                 divisible=[name for name, kind in signature.items() if kind[0] == "*" or name in EVEN], **options,
                 label=f"{KINDS[dtype]} {rows} rows {tuple(tiles)}",

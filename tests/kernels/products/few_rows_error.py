@@ -24,23 +24,20 @@ def assert_right(x, weight, *, tiles=None, **options) -> None:
 
 
 def allowed_error(x, weight, exact, *, epsilon=None, gain=None, gated=False, residual=None):
-    half_step = torch.finfo(x.dtype).eps / 2
-    float32 = torch.finfo(torch.float32).eps / 2
-    rows = x.double()
-    relative = (x.shape[1] + 4) * float32  # 4: the factors of the norm and their product with the sum
+    half_step, float32 = torch.finfo(x.dtype).eps / 2, torch.finfo(torch.float32).eps / 2
+    least = torch.finfo(x.dtype).smallest_normal * half_step  # half a step of the smallest numbers
+    rows = x.double() if gain is None else x.double() * gain
+    rounding = torch.zeros_like(rows) if gain is None else half_step * rows.abs() + least
     if epsilon is not None:
-        rows = rows * torch.rsqrt(rows.square().mean(dim=-1, keepdim=True) + epsilon)
-    if gain is not None:
-        rows = rows * gain
-        relative += half_step
-    sizes = rows.abs() @ weight.double().abs().t()
-    error = relative * sizes
+        factor = torch.rsqrt(x.double().square().mean(dim=-1, keepdim=True) + epsilon)
+        rows, rounding = rows * factor, rounding * factor
+    # Beside the sum: the squares' sum, of which half counts, the factor, and its product with the sum.
+    error = ((2 * x.shape[1] + 4) * float32 * rows.abs() + rounding) @ weight.double().abs().t()
     if gated:
         gate, up = (rows @ weight.double().t()).chunk(2, dim=-1)
         gate_error, up_error = error.chunk(2, dim=-1)
-        error = SILU_SLOPE * gate_error * (up.abs() + up_error) + (F.silu(gate).abs() + 8 * float32) * up_error
+        error = SILU_SLOPE * gate_error * (up.abs() + up_error) + F.silu(gate).abs() * up_error
         error += 8 * float32 * (F.silu(gate) * up).abs()  # exp, the division and the product
     if residual is not None:
         error = error + float32 * exact.abs()
-    smallest = torch.finfo(x.dtype).smallest_normal * half_step * 2  # a result near 0 is rounded to such a step
-    return error * (1 + half_step) + half_step * exact.abs() + smallest
+    return error * (1 + half_step) + half_step * exact.abs() + least

@@ -8,7 +8,7 @@ from course_lib.hardware.device import interpreting
 from course_lib.hardware.meter.metered import metered
 from course_lib.kernels.products.few_rows import few_rows_product, few_rows_product_reference
 from course_lib.kernels.products.tiles import FewRowsTiles, few_rows_tiles
-from course_lib.kernels.products.workspace import few_rows_workspace
+from course_lib.kernels.products.workspace import ProductWorkspace, few_rows_workspace
 from tests.kernels.fused.cases import in_wider_rows, normal
 from tests.kernels.products.few_rows_error import assert_right
 
@@ -142,10 +142,11 @@ def test_few_tiles_are_cut_into_parts_until_the_gpu_is_full():
         return few_rows_tiles(rows, outer, inner, torch.bfloat16, 90, 132).splits
 
     assert splits(1, 128_256, 2048) == splits(1, 16_384, 2048) == 1
-    assert splits(1, 2048, 2048) > 1 and splits(1, 2048, 8192) > splits(1, 2048, 2048)
+    assert splits(1, 1024, 8192) > splits(1, 2048, 8192) > 1
     assert splits(1, 16, 64) == 1
 
 
+STREAM = torch.zeros(2, 7)
 GOOD = {"x": torch.zeros(2, 8), "weight": torch.zeros(6, 8)}
 
 
@@ -169,11 +170,17 @@ GOOD = {"x": torch.zeros(2, 8), "weight": torch.zeros(6, 8)}
         ({"residual": torch.zeros(2, 6), "gated": True}, ["residual has shape (2, 6)", "(2, 3)"]),
         ({"out": torch.zeros(2, 5)}, ["out has shape (2, 5)", "(2, 6)"]),
         ({"out": torch.zeros(2, 6).half()}, ["out has dtype torch.float16", "torch.float32"]),
+        ({"out": torch.zeros(6).expand(2, 6)}, ["out has strides (0, 1)", "must not overlap"]),
+        ({"out": STREAM[:, 1:7], "residual": STREAM[:, :6]}, ["out overlaps residual"]),
         ({"out": GOOD["x"][:, :6]}, ["out overlaps x"]),
         ({"out": GOOD["weight"][2:4, :6]}, ["out overlaps weight"]),
+        ({"dependent": True}, ["dependent is True", "9.0"]),
+        ({"tiles": (32, 16, 3, 4, 1)}, ["tiles is a tuple", "FewRowsTiles"]),
+        ({"tiles": SPLIT._replace(outer=48)}, ["tiles is FewRowsTiles(outer=48", "powers of two"]),
+        ({"tiles": SPLIT._replace(splits=0)}, ["splits=0", "at least 1"]),
         ({"workspace": 1}, ["workspace is a int", "few_rows_workspace()"]),
         (
-            {"workspace": few_rows_workspace(1, [torch.zeros(2, 2)]), "tiles": SPLIT},
+            {"workspace": ProductWorkspace(*3 * [torch.zeros(1)]), "tiles": SPLIT},
             ["workspace has room for", "needs"],
         ),
     ],
