@@ -21,15 +21,17 @@ import torch
 import torch.nn.functional as F
 
 from course_lib.hardware.device import interpreting
+from course_lib.hardware.graphs import captured
 from course_lib.kernels.sampling.choose import sample
 from course_lib.kernels.sampling.reference import sample_reference
 from course_lib.models.decoder import Decoder
 from course_lib.models.glue import FUSED, TORCH
 from course_lib.models.loading.tokenizer import Tokenizer
 from course_lib.serving.caches.ragged import RaggedPages, Run
+from course_lib.serving.fast_step import OPTIONS, FastSteps, batch_sizes
 from course_lib.serving.memory.prefix_allocator import PrefixAllocator
 from course_lib.serving.metrics import Metrics
-from course_lib.serving.requests import Job, Request
+from course_lib.serving.requests import Job, Request, Sampling
 from course_lib.serving.scheduler import Part, Scheduler
 from course_lib.serving.text_stream import TextStream
 
@@ -68,9 +70,12 @@ class Engine:
         budget: tokens of a step.
         most_running, most_waiting: requests that run at a time, and that may wait.
         kernels: the course's kernels, or PyTorch's operations; the kernels on a GPU alone when None.
+        fast: whether steps in which everybody writes are `FastSteps`; on a GPU with kernels alone when None.
+        capture: makes of a function one that replays it, for those steps.
         clock: seconds, for the times that `metrics` has.
 
     Attributes:
+        fast: the steps in which everybody writes, where there are such.
         scheduler: who runs and who waits.
         metrics: how long requests took.
     """
@@ -86,6 +91,8 @@ class Engine:
         most_running: int = 64,
         most_waiting: int = 1024,
         kernels: bool | None = None,
+        fast: bool | None = None,
+        capture: Callable = captured,
         clock: Callable[[], float] = time.perf_counter,
     ):
         kernels = not interpreting() if kernels is None else kernels
@@ -94,6 +101,9 @@ class Engine:
         self.cache = RaggedPages(
             model.config, pages, page_size, kernels=kernels, dtype=model.dtype, device=model.device
         )
+        self.fast: FastSteps | None = None
+        if (kernels and model.device.type == "cuda") if fast is None else fast:
+            self.fast = FastSteps(model, self.cache, batches=batch_sizes(most_running), capture=capture)
         self.scheduler = Scheduler(PrefixAllocator(pages, page_size), budget=budget, most_running=most_running)
         self.most_waiting = most_waiting
         self.metrics = Metrics(clock)
@@ -146,12 +156,10 @@ class Engine:
         events, self._pending = self._pending, []
         parts = self.scheduler.plan()
         if parts:
-            rows, failed = self._forward(parts)
+            chosen, failed = self._run(parts)
             self.scheduler.ran([part for part in parts if part.job not in failed])
             events += [self._end(job, "error", error) for job, error in failed.items()]
-            asking = [part.job for part in parts if part.asks and part.job not in failed]
-            if asking:
-                events += [self._next(job, token) for job, token in zip(asking, self._chosen(rows, asking))]
+            events += [self._next(job, token) for job, token in chosen.items()]
         return events
 
     def texts(self, requests: Iterable[Request]) -> list[str]:
@@ -162,21 +170,30 @@ class Engine:
                 texts[event.number] += event.text
         return list(texts.values())
 
-    def _forward(self, parts: list[Part]) -> tuple[torch.Tensor, dict[Job, str]]:
-        """Logits [those that ask, vocabulary] in the order of the parts, and whose part failed."""
+    def _run(self, parts: list[Part]) -> tuple[dict[Job, int], dict[Job, str]]:
+        """The next token of each job that asks for one, in the order of the parts; and whose part failed."""
         try:
-            return self._logits(parts), {}
+            return self._tokens(parts), {}
         except Exception as error:  # whatever a model, a kernel or the memory raises ends requests, not the engine
             if len(parts) == 1:
-                return torch.empty(0, self.model.config.vocabulary), {parts[0].job: f"{type(error).__name__}: {error}"}
-        results = [self._forward([part]) for part in parts]
-        failed = {job: error for _, some in results for job, error in some.items()}
-        return torch.cat([rows.to(self.model.device) for rows, _ in results]), failed
+                return {}, {parts[0].job: f"{type(error).__name__}: {error}"}
+        results = [self._run([part]) for part in parts]
+        chosen, failed = ({job: what for some in kind for job, what in some.items()} for kind in zip(*results))
+        return chosen, failed
 
-    def _logits(self, parts: list[Part]) -> torch.Tensor:
-        self.cache.take([
-            Run(part.begin, part.count, self.scheduler.allocator.table(part.job.number)) for part in parts
-        ])  # fmt: skip
+    def _tokens(self, parts: list[Part]) -> dict[Job, int]:
+        """The next token of each job that asks, NO_TOKEN where its logits are no numbers."""
+        runs = [Run(part.begin, part.count, self.scheduler.allocator.table(part.job.number)) for part in parts]
+        asking = [part.job for part in parts if part.asks]
+        samplings = [job.request.sampling for job in asking]
+        if self.fast is not None and len(asking) == len(parts) and self.fast.takes(runs):
+            return dict(zip(asking, self.fast(runs, [job.tokens[-1] for job in asking], samplings)))
+        logits = self._logits(parts, runs)
+        return dict(zip(asking, self._chosen(logits, asking, samplings))) if asking else {}
+
+    def _logits(self, parts: list[Part], runs: list[Run]) -> torch.Tensor:
+        """Logits [those that ask, vocabulary], in the order of the parts."""
+        self.cache.take(runs)
         tokens = [token for part in parts for token in part.job.tokens[part.begin : part.begin + part.count]]
         ends = torch.tensor([part.count for part in parts]).cumsum(0) - 1
         wanted = ends[torch.tensor([part.asks for part in parts])].to(self.model.device)
@@ -185,17 +202,13 @@ class Engine:
             head = self.model.embedding if self.model.logits is None else self.model.logits
             return F.linear(hidden, head.weight)
 
-    def _chosen(self, logits: torch.Tensor, jobs: list[Job]) -> list[int]:
-        """The next token of each job, NO_TOKEN where its logits are no numbers."""
-        options = [job.request.sampling for job in jobs]
-        device = logits.device
+    def _chosen(self, logits: torch.Tensor, jobs: list[Job], samplings: list[Sampling]) -> list[int]:
         columns = {
-            name: torch.tensor([getattr(one, name) for one in options], dtype=dtype, device=device)
-            for name, dtype in (("temperature", torch.float32), ("top_k", torch.int32), ("top_p", torch.float32),
-                                ("min_p", torch.float32))
-        }  # fmt: skip
-        seeds = torch.tensor([one.seed for one in options], dtype=torch.int64, device=device)
-        positions = torch.tensor([len(job.tokens) for job in jobs], dtype=torch.int64, device=device)
+            name: torch.tensor([getattr(one, name) for one in samplings], dtype=dtype, device=logits.device)
+            for name, dtype in OPTIONS.items()
+        }
+        seeds = torch.tensor([one.seed for one in samplings], dtype=torch.int64, device=logits.device)
+        positions = torch.tensor([len(job.tokens) for job in jobs], dtype=torch.int64, device=logits.device)
         choose = sample if self.kernels else sample_reference
         return choose(logits, **columns, seeds=seeds, positions=positions).tolist()
 

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib.serving.engine import Engine, QueueFull
+from course_lib.serving.fast_step import FastStep
 from course_lib.serving.generation import generate
 from course_lib.serving.requests import Request, Sampling
 from tests.serving.talkers import byte_tokenizer, random_model
+from tests.serving.test_captured import by_calling
 
 MODEL = random_model()
 
@@ -97,6 +99,48 @@ def test_random_traffic_changes_no_text_and_loses_no_page(seed, pages, page_size
 def test_the_kernels_write_what_pytorchs_operations_write():
     requests = [Request([5, 6, 7, 8, 9, n], 3) for n in range(3)]
     assert new_engine(kernels=True).texts(requests) == new_engine().texts(requests)
+
+
+def fast_engine(**options):
+    """With kernels, and steps that are called where a GPU would replay them."""
+    return new_engine(kernels=True, fast=True, capture=by_calling, **options)
+
+
+def test_fast_steps_write_what_plain_ones_write():
+    """Prompts that share beginnings, one that comes in pieces, options, and a memory that is too small for all."""
+    requests = [Request([5, 6, 7, 8, 9, n], 9 - n, Sampling(temperature=0.7 * n, seed=n)) for n in range(3)]
+    requests.append(Request([4] * 23, 2))
+    options = {"pages": 9, "budget": 8, "most_running": 3}
+    engine, plain = fast_engine(**options), new_engine(kernels=True, **options)
+    assert [*map(tokens_of, run_all(engine, requests))] == [*map(tokens_of, run_all(plain, requests))]
+    assert engine.fast.replayed > 5 and nothing_left(engine)
+
+
+def run_all(engine, requests):
+    """The events of each."""
+    numbers = [engine.submit(request) for request in requests]
+    events = run(engine)
+    return [events[number] for number in numbers]
+
+
+def test_a_fast_step_that_fails_ends_those_alone_whose_part_fails(monkeypatch):
+    engine = fast_engine()
+    good, bad = Request([10, 11], 4), Request([20, 21], 4)
+    expected = tokens_of(run_all(new_engine(kernels=True), [good])[0])
+    numbers = [engine.submit(good), engine.submit(bad)]
+    engine.step()
+    poisoned = engine.scheduler.running[1].tokens[-1]
+
+    def write(step, runs, tokens, samplings):
+        if poisoned in tokens:
+            raise RuntimeError("poisoned")
+        return original(step, runs, tokens, samplings)
+
+    original = FastStep._write
+    monkeypatch.setattr(FastStep, "_write", write)
+    events = run(engine)
+    assert events[numbers[1]][-1].error == "RuntimeError: poisoned"
+    assert tokens_of(events[numbers[0]]) == expected[1:] and nothing_left(engine)
 
 
 def test_a_long_prompt_does_not_hold_up_those_who_write():

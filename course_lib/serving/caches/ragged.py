@@ -52,6 +52,11 @@ class RaggedPages:
         self.page_size, self.kernels, self.device = page_size, kernels, torch.device(device)
         self._runs: list[Run] = []
 
+    @property
+    def memory(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pools of pages, [layers, pages, key_heads, page_size, head_dim]."""
+        return self.keys, self.values
+
     def take(self, runs: Sequence[Run]) -> None:
         """What the next step runs; those of a single token must come first."""
         counts = [run.count for run in runs]
