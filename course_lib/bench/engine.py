@@ -22,7 +22,6 @@ import inspect
 import json
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -92,6 +91,8 @@ def captured_step(model: Decoder, batch: int, glue) -> Step:
     def step():
         cache.take(range(batch), 1)
         token.copy_(run(token, cache, last_only=True)[:, -1].argmax(dim=-1, keepdim=True))
+        if run.reason is not None:
+            raise RuntimeError(run.reason)  # a figure of something else
 
     return step
 
@@ -107,7 +108,8 @@ def transformers_model(config: ModelConfig, device, dtype: torch.dtype):
         tie_word_embeddings=config.tied,
     )  # fmt: skip
     with torch.device(device):
-        return LlamaForCausalLM(shape).to(dtype).eval().requires_grad_(False)
+        model: torch.nn.Module = LlamaForCausalLM(shape)
+        return model.to(dtype).eval().requires_grad_(False)
 
 
 def transformers_step(model, batch: int, context: int, capture: Callable = compiled) -> Step:
@@ -153,11 +155,12 @@ def in_turns(steps: dict[str, Step], rounds: int = ROUNDS, count: int = STEPS) -
 
 def kernels_of(replay: Step) -> dict[str, list]:
     """Of a replay: for each name of a kernel how many ran, and their µs together, the longest first."""
-    counts, times = Counter[str](), Counter[str]()
+    found: dict[str, list[float]] = {}
     for name, _, taken in trace_of(replay):
-        counts[name] += 1
-        times[name] += taken
-    return {name: [counts[name], round(taken, 1)] for name, taken in times.most_common()}
+        kind = found.setdefault(name, [0, 0.0])
+        kind[0] += 1
+        kind[1] += taken
+    return dict(sorted(found.items(), key=lambda entry: -entry[1][1]))
 
 
 def measure_steps(model: Decoder, batch: int, bandwidth: float) -> dict:
@@ -181,10 +184,10 @@ def measure_steps(model: Decoder, batch: int, bandwidth: float) -> dict:
     with torch.no_grad():
         in_turns(steps, rounds=1, count=3)
         times = in_turns(steps, rounds=ROUNDS - 1)
-    read = sum(weight.nbytes for weight in model.parameters())
-    read += batch * CONTEXT * model.config.cache_bytes_per_token(model.dtype.itemsize)
+    weights = sum(weight.nbytes for weight in model.parameters())
+    cache = batch * CONTEXT * model.config.cache_bytes_per_token(model.dtype.itemsize)
     return {"us": {name: 1e6 * taken for name, taken in times.items()}, "missing": missing,
-            "floor_us": 1e6 * read / bandwidth, "kernels": kernels_of(graph)}  # fmt: skip
+            "floor_us": 1e6 * (weights + cache) / bandwidth, "kernels": kernels_of(graph)}  # fmt: skip
 
 
 def whole(model: Decoder, fast: bool) -> dict:
@@ -222,9 +225,9 @@ def main(arguments: list[str] | None = None) -> int:
         torch.cuda.empty_cache()
     model.glue = FUSED
     wholes = {}
-    for name, run in (("fast steps", True), ("plain steps", False)):
-        wholes[name] = found = whole(model, run)
-        print(f"64 requests, {name}: {found['tokens_per_second']:,.0f} tokens/s  {found}", flush=True)
+    for name, fast in (("fast steps", True), ("plain steps", False)):
+        wholes[name] = told = whole(model, fast)
+        print(f"64 requests, {name}: {told['tokens_per_second']:,.0f} tokens/s  {told}", flush=True)
         gc.collect()
     this = machine()
     record = {"gpu": this.gpu_name, "torch": torch.__version__, "triton": this.triton, "clocks_before": before,

@@ -165,6 +165,28 @@ def test_nothing_is_stored_but_the_step_s_own_tokens():
         assert changed.nonzero().flatten().tolist() == sorted(slots)
 
 
+def test_a_step_that_was_expected_is_the_step_itself(monkeypatch):
+    """Where the recorder keeps one memory for all results, as a graph does; and one that comes otherwise."""
+    in_pytorch(monkeypatch)
+    model = model_of(glue=TORCH)
+    ours, plain = Texts(model, PROMPTS), Texts(model, PROMPTS)
+    steps = FastSteps(model, ours.cache, batches=(4,), columns=(6,), capture=captured_on_cpu)
+    for who in [(0, 1, 2)] * 4 + [(2, 0)] * 3:
+        runs, ahead = ours.runs(who), next_of(ours, who)
+        chosen = steps(runs, [ours.texts[n][-1] for n in who], [GREEDY] * len(who), ahead)
+        assert chosen == chosen_plainly(plain, who, [GREEDY] * len(who))
+        ours.add(who, chosen), plain.add(who, chosen)
+    assert (steps.replayed, steps.expected) == (7, 5)
+    other = [token + 1 for token in chosen]
+    ours.texts[2][-1], ours.texts[0][-1] = plain.texts[2][-1], plain.texts[0][-1] = other
+    assert steps(ours.runs(who), other, [GREEDY] * 2) == chosen_plainly(plain, who, [GREEDY] * 2)
+    assert steps.expected == 5, "another token than was expected"
+
+
+def next_of(texts, who):
+    return [Run(len(texts.texts[n]), 1, texts.pages[n][: -(-(len(texts.texts[n]) + 1) // PAGE_SIZE)]) for n in who]
+
+
 def test_logits_that_are_no_numbers_are_told_and_are_nobody_else_s():
     model = model_of()
     model.embedding.weight[66] = torch.nan
