@@ -47,7 +47,8 @@ TABLE = (  # the rows of the statement, each line of them: when it fits, and wha
     (lambda c: c.page_size > 0 and c.dtype == "float32", ("course", "dtype")),
     (lambda c: c.page_size > 0 and c.head_dim not in (64, 128, 256), ("course", "head_dim")),
     (lambda c: c.page_size > 0, ("FlashInfer", "pages")),
-    (lambda c: c.use == "decode" and c.mask in ("none", "causal") and c.programs < 100 and c.context >= 1024, ("split decode", "programs")),
+    (lambda c: c.use == "decode" and c.mask in ("none", "causal") and c.programs < 100 and c.context >= 1024,
+     ("split decode", "programs")),
     (lambda c: c.mask == "tensor", ("SDPA", "mask")),
     (lambda c: c.mask == "rule" and c.capability >= 80, ("FlexAttention", "mask")),
     (lambda c: c.mask == "rule", ("SDPA", "mask")),
@@ -160,8 +161,8 @@ CHANGES = (
         masks_before_pages=("page_size > 0", "page_size > 0 and mask not in ('tensor', 'rule')"),
         masks_before_pages__tensor=("page_size > 0", "page_size > 0 and mask != 'tensor'"),
         masks_before_pages__rule=("page_size > 0", "page_size > 0 and mask != 'rule'")),
-    *edits("Decode was split with a mask given as a tensor or a rule. The course's split decode takes neither, so row 3 "
-        "is only for no mask and a causal one.",
+    *edits("Decode was split with a mask given as a tensor or a rule. The course's split decode takes neither, so row "
+        "3 is only for no mask and a causal one.",
         split_under_a_mask=(UNMASKED, "True"), split_under_a_mask__tensor=(UNMASKED, 'mask != "rule"'),
         split_under_a_mask__rule=(UNMASKED, 'mask != "tensor"')),
     *edits("Decode under a causal mask was not split. Row 3 is for no mask and for a causal one.",
@@ -189,9 +190,12 @@ CHANGES = (
     *edits("Decode with few programs was not split, so most of the GPU is idle: row 3.", not_split=(SPLIT, "False")),
     *edits("Decode with a short context was split. Below 1,024 tokens, merging the splits costs what splitting gains: "
         "row 3.", short_split=(SPLIT, SPLIT.replace(" and context >= 1024", ""))),
-    *edits("Decode was split, although 100 programs or more fill the GPU: row 3.", full_split=(SPLIT, SPLIT.replace(" and programs < 100", "")), full_split__by_one=("programs < 100", "programs <= 100")),
+    *edits("Decode was split, although 100 programs or more fill the GPU: row 3.",
+        full_split=(SPLIT, SPLIT.replace(" and programs < 100", "")),
+        full_split__by_one=("programs < 100", "programs <= 100")),
     *edits("Prefill or training was split. There the GPU is full, because each tile of queries has a program: row 3 is "
-        "only for decode.", prefill_split=(SPLIT, SPLIT.replace('use == "decode" and ', "")), prefill_split__alone=(SPLIT,
+        "only for decode.", prefill_split=(SPLIT, SPLIT.replace('use == "decode" and ', "")),
+        prefill_split__alone=(SPLIT,
         SPLIT.replace('use == "decode"', 'use != "training"'))),
     *edits("A context of exactly 1,024 tokens was not split. Row 3 begins there.",
         one_token_late=("context >= 1024", "context > 1024")),
