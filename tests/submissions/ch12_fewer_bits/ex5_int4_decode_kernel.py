@@ -92,7 +92,8 @@ WRONG = {
          "narrow = query_pointer.dtype.element_ty\n        keys_even = low.to(narrow)"),
         ("keys_odd = high * scale_odd[None, :] + middle_odd[None, :]", "keys_odd = high.to(narrow)"),
         ("tl.dot(query_even, tl", "tl.dot(query_even * scale_even[None, :].to(narrow), tl"),
-        ("scores += tl.dot(query_odd, tl", "scores += tl.sum(query_even.to(tl.float32) * middle_even[None, :], 1)[:, None]\n"
+        ("scores += tl.dot(query_odd, tl",
+         "scores += tl.sum(query_even.to(tl.float32) * middle_even[None, :], 1)[:, None]\n"
          "        scores += tl.sum(query_odd.to(tl.float32) * middle_odd[None, :], 1)[:, None]\n"
          "        scores += tl.dot(query_odd * scale_odd[None, :].to(narrow), tl"),
     ),

@@ -46,7 +46,8 @@ class StepTables:
 WRONG = {
     "too_many_bytes": changed(
         "13.6",
-        ("    mean = tl.sum(", "    again = tl.load(x_pointer + offsets, mask=inside, other=0.0).to(tl.float32)\n    mean = tl.sum("),
+        ("    mean = tl.sum(", "    again = tl.load(x_pointer + offsets, mask=inside, other=0.0).to(tl.float32)\n"
+                             "    mean = tl.sum("),
         ("tl.where(inside, x - mean", "tl.where(inside, again - mean"),
     ),
     "fixed_size": changed("13.6", ("kernel[(groups, batch)](", "kernel[(groups, min(batch, 132))](")),
