@@ -383,6 +383,231 @@ watch(best_attention, *(torch.randn(2, 128, 16) for _ in range(3)))
 # %% [markdown]
 # The dark grey cells belong to the other head: both of its programs read these keys and values.
 #
+# ## When your kernel is wrong
+#
+# A check tells you what is wrong with an exercise. Your own kernels have no check, so here is how to find a mistake
+# yourself. It takes ten minutes. The next cell holds a kernel with two mistakes. They are hidden as real ones are: on
+# most inputs its result is right.
+#
+# The kernel computes attention for one query in each of four sequences. Their prompts have different lengths, so they
+# are *padded on the left*: sequence 2 has 20 keys of padding before its first real one. Padding gets the score
+# $-\infty$. The values lie in a buffer with room for 80 tokens, of which 64 are in use.
+#
+# **1. Write down the meaning.** You need a few lines of plain PyTorch that cannot be wrong: `left_padded_meaning`.
+#
+# **2. Make it small, and look where the errors are.** Four programs and four tiles are enough. Do not print one error
+# for the whole tensor: print one for each program. A pattern is half of the answer.
+
+# %%
+@triton.jit
+def left_padded_kernel(
+    query_pointer, key_pointer, value_pointer, first_pointer, output_pointer, trace_pointer,
+    key_stride, value_stride, key_length, scale, traced,
+    HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
+):
+    """One program: one query, against the keys of its sequence from `first` on."""
+    sequence = tl.program_id(0)
+    first = tl.load(first_pointer + sequence)
+    columns = tl.arange(0, HEAD_DIM)  # [HEAD_DIM]
+    query = tl.load(query_pointer + sequence * HEAD_DIM + columns)  # [HEAD_DIM]
+    running_max = float("-inf")
+    running_sum = 0.0
+    accumulator = tl.zeros([HEAD_DIM], tl.float32)
+    for first_key in range(0, key_length, BLOCK_N):
+        keys = first_key + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        tile = keys[:, None] * HEAD_DIM + columns[None, :]  # [BLOCK_N, HEAD_DIM]
+        key_tile = tl.load(key_pointer + sequence * key_stride + tile)  # [BLOCK_N, HEAD_DIM]
+        scores = tl.sum(key_tile * query[None, :], axis=1) * scale  # [BLOCK_N]
+        scores = tl.where(keys >= first, scores, float("-inf"))
+        new_max = tl.maximum(running_max, tl.max(scores))
+        weights = tl.exp(scores - new_max)  # [BLOCK_N]
+        rescale = tl.exp(running_max - new_max)
+        running_sum = running_sum * rescale + tl.sum(weights)
+        value_tile = tl.load(value_pointer + sequence * key_stride + tile)  # [BLOCK_N, HEAD_DIM]
+        accumulator = accumulator * rescale + tl.sum(weights[:, None] * value_tile, axis=0)  # [HEAD_DIM]
+        running_max = new_max
+        if sequence == traced:  # for debugging: this program alone writes down what it holds after each tile
+            tl.store(trace_pointer + first_key // BLOCK_N * 2, running_max)
+            tl.store(trace_pointer + first_key // BLOCK_N * 2 + 1, running_sum)
+    tl.store(output_pointer + sequence * HEAD_DIM + columns, accumulator / running_sum)
+
+
+def left_padded(query, key, value, first, traced=-1):
+    """(output, trace): query [batch, head_dim], key and value [batch, length, head_dim], first [batch]."""
+    output = torch.empty_like(query)
+    trace = torch.zeros(key.shape[1] // 16, 2, device=query.device)  # running maximum and sum, for each tile
+    left_padded_kernel[(len(query),)](
+        query, key, value, first, output, trace, key.stride(0), value.stride(0), key.shape[1],
+        1 / math.sqrt(query.shape[1]), traced, HEAD_DIM=query.shape[1], BLOCK_N=16,
+    )
+    return output, trace
+
+
+def left_padded_meaning(query, key, value, first):
+    """(scores, output): the same, in plain PyTorch."""
+    scores = torch.einsum("bd,bnd->bn", query, key) / math.sqrt(query.shape[1])
+    scores = scores.masked_fill(torch.arange(key.shape[1], device=key.device) < first[:, None], -math.inf)
+    return scores, torch.einsum("bn,bnd->bd", scores.softmax(dim=1), value)
+
+
+padded_query, padded_key = torch.randn(4, 16, device=device), torch.randn(4, 64, 16, device=device)
+padded_value = torch.randn(4, 80, 16, device=device)[:, :64]
+first = torch.tensor([0, 5, 20, 40], device=device)
+padded = padded_query, padded_key, padded_value, first
+true_scores, true_output = left_padded_meaning(*padded)
+for sequence, error in enumerate((left_padded(*padded)[0] - true_output).abs().amax(dim=1)):
+    print(f"sequence {sequence}, {first[sequence]:>2} keys of padding: largest error {error:.1e}")
+
+# %% [markdown]
+# Sequence 0 is right, sequence 1 is wrong, and sequences 2 and 3 are NaN. So there may be two mistakes. (Without a GPU
+# you also see a warning by NumPy, because the interpreter computes with it.)
+#
+# **3. Begin with NaN.** A NaN hides every other error, because it spreads: NaN times anything is NaN, and so is every
+# sum with one in it. You need the place where the *first* one is made. There are only three usual sources:
+# $-\infty - (-\infty)$, $0 / 0$, and $0 \cdot x$ where $x$ is infinite or NaN, such as a value that was never written.
+#
+# **4. Take one program, and compare it step by step with its meaning.** The kernel has a `trace` for this: the program
+# with the number `traced` stores its running maximum and sum after each tile. Such a store works on a GPU as well as in
+# the interpreter, it prints no walls of numbers, and PyTorch can compute what should be there. The next cell does so
+# for program 2. **Predict:** in which tile is the first NaN?
+
+# %%
+def compare_trace(sequence):
+    """What a program holds after each tile, beside what PyTorch says."""
+    _, trace = left_padded(*padded, traced=sequence)
+    print(f"program {sequence}    running maximum   PyTorch      running sum   PyTorch")
+    for tile, (running_max, running_sum) in enumerate(trace):
+        seen = true_scores[sequence, : 16 * (tile + 1)]  # [keys so far]
+        total = torch.exp(seen - seen.max()).sum() if seen.max() > -math.inf else torch.tensor(0.0)
+        print(f"after tile {tile} {running_max:>16.4f} {seen.max():>9.4f} {running_sum:>16.4f} {total:>9.4f}")
+
+
+compare_trace(2)
+
+# %% [markdown]
+# The maximum is right all the way. The sum is NaN from tile 0 on, and the maximum there is $-\infty$: all 16 keys are
+# padding. So `scores - new_max` is $-\infty - (-\infty)$. The later tiles have nothing wrong with them, but a sum that
+# is NaN stays NaN. Sequence 1 has only 5 keys of padding, so its first tile has a finite maximum.
+#
+# In the interpreter there is a shorter way to the same line. It computes with NumPy, and NumPy can raise an error where
+# a NaN is made:
+
+# %%
+import traceback
+
+import numpy as np
+
+if on_gpu:
+    print("Here kernels are compiled, so this works only where TRITON_INTERPRET=1 is set before Triton is imported.")
+else:
+    try:
+        with np.errstate(invalid="raise"):
+            left_padded(*padded)
+    except Exception as error:
+        for frame in traceback.extract_tb(error.__cause__.__traceback__):
+            if frame.name == "left_padded_kernel":
+                print(f"{error.__cause__}, in the line\n    {frame.line}")
+
+# %% [markdown]
+# **5. Look into it.** Without a GPU a kernel is ordinary Python, so you may write `print(scores)` into it, or
+# `breakpoint()`. Then `p scores` shows the tile, `n` runs the next line, `c` goes on to the next stop, and `q` ends it.
+# `if sequence == 2:` before it stops in one program alone. If you have a GPU, put the kernel and its launch into a file
+# and start it with `TRITON_INTERPRET=1 python file.py`: small inputs, on the CPU.
+#
+#     > file.py(33)left_padded_kernel()
+#     -> weights = tl.exp(scores - new_max)
+#     (Pdb) p new_max
+#     array([-inf], dtype=float32)
+#
+# In a compiled kernel `breakpoint()` is an error. There `tl.device_print("scores", scores)` prints, but a line for each
+# number, so print it in one program and with small tiles. In the interpreter it prints the whole tile in one piece.
+# Take these lines out again before you time the kernel.
+#
+# **6. Bisect what is left.** Now sequence 1. Its trace shows which half of the kernel is at fault.
+
+# %%
+compare_trace(1)
+
+# %% [markdown]
+# The maximum and the sum agree with PyTorch after each tile. So the keys, the scores and the weights are right, and
+# the mistake is behind them, where the values come in. And sequence 0 is right. What is 0 for program 0 and not for
+# program 1? Everything that is multiplied by `sequence`. `watch` shows where a program's loads go:
+
+# %%
+watch(lambda *tensors: left_padded(*tensors)[0], *padded, program=1)
+
+# %% [markdown]
+# Program 1 reads values that lie between those of sequences 0 and 1: the value's load uses `key_stride`. On contiguous
+# tensors of one shape the two strides are equal, and the kernel is right. This is why a kernel is tested on views, and
+# why every tensor needs its own strides.
+#
+# **Your turn.** Mend both lines in the kernel's cell and run it again, until all four errors are about 1e-7.
+#
+# <details><summary>The two lines</summary>
+#
+# `value_tile = tl.load(value_pointer + sequence * value_stride + tile)`. And before the weights,
+# `reference_max = tl.where(new_max == float("-inf"), 0.0, new_max)`, which both exponentials subtract in place of
+# `new_max`. A row that has seen no key then has weights of 0.
+#
+# </details>
+#
+# | what you see | what it often is | what shows it |
+# |---|---|---|
+# | everything is wrong | scale, dtype, a transposed tile | the first tile beside PyTorch |
+# | program 0 is right, the others are not | strides, or a wrong `tl.program_id` | `watch`, and inputs that are views |
+# | lengths that are multiples of the tile are right | a mask, or the number of programs | `watch` with an odd length |
+# | NaN | the three sources above | the trace, or NumPy's error |
+# | it differs from run to run, or is wrong only on a GPU | a race | `watch` |
+# | it fails for large tensors only | an offset beyond 2³¹ | `.to(tl.int64)` |
+# | "illegal memory access" | a load or store outside of a tensor | `watch`, compute-sanitizer |
+# | it is right and slow | | `metered` for the bytes, `profile` (chapter 15) for the rest |
+#
+# ## What only a GPU shows · deeper
+#
+# The interpreter is kinder than a GPU in three ways.
+#
+# **It runs one program after the other.** So a *race* goes unnoticed. The next kernel counts positive numbers: each
+# program loads the count, adds its own, and stores it. On a GPU the programs run at the same time, load the same old
+# count, and all but one of the additions are lost. `watch` knows which programs touch an element and finds the race on
+# any machine. (A check runs your programs in several orders, for the same reason.)
+
+# %%
+@triton.jit
+def count_kernel(x_pointer, count_pointer, BLOCK: tl.constexpr):
+    """One program: how many of BLOCK numbers are positive, added to the count."""
+    numbers = tl.load(x_pointer + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))  # [BLOCK]
+    positive = tl.sum((numbers > 0).to(tl.int32))
+    tl.store(count_pointer, tl.load(count_pointer) + positive)  # the race: tl.atomic_add(count_pointer, positive)
+
+
+def count_positive(x):
+    count = torch.zeros(1, dtype=torch.int32, device=x.device)
+    count_kernel[(x.numel() // 64,)](x, count, BLOCK=64)
+    return count
+
+
+numbers = torch.randn(64 * 64, device=device)
+print(f"counted {count_positive(numbers).item():,} of {(numbers > 0).sum().item():,}")
+print("\n".join(str(watch(count_positive, numbers[:256])).splitlines()[:2]))
+
+# %% [markdown]
+# **Its tensors are small.** `tl.program_id` and `tl.arange` have 32 bits. Row 40,000 of a matrix with 65,536 columns
+# begins at element 2,621,440,000, but in 32 bits this becomes −1,673,527,296, and the program reads somewhere before
+# the tensor. No small test shows it. Cast the number of the program, head or page to `tl.int64` before you multiply it
+# by a stride, as 4.3 does.
+#
+# **It forgives loads outside of a tensor.** They reach whatever lies there. On a GPU too, most of them do no visible
+# harm, because PyTorch hands out pieces of a few large blocks of memory, and only an address outside of all blocks is
+# an "illegal memory access". It is also told late, by whatever you call next, and after it the process cannot use the
+# GPU any more. `CUDA_LAUNCH_BLOCKING=1` makes it appear at the launch. NVIDIA's *compute-sanitizer*, which comes with
+# the CUDA toolkit, finds also the quiet ones, if every tensor has a block of its own:
+#
+#     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python file.py
+#
+# It names the kernel, the thread and the address, and makes the run many times slower. `--tool initcheck` reports reads
+# of memory that nobody has written. `--tool racecheck` looks at shared memory alone, so it does not see the race
+# above.
+#
 # ## Twice the memory, half the bytes · deeper
 #
 # If the fast memory has room for $M$ elements, tiled attention moves $\Theta(N^2 D^2 / M)$ elements, that is, $N^2
