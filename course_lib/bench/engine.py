@@ -76,8 +76,7 @@ def engine_step(model: Decoder, batch: int) -> tuple[Step, Step]:
     assert engine.fast is not None  # with kernels, on a GPU
     while engine.fast.replayed < 3:
         engine.step()
-    fast, columns = engine.fast, -(-CONTEXT // PAGE) + 1
-    return engine.step, fast._steps[batch, next(size for size in fast.columns if size >= columns)]._replay
+    return engine.step, engine.fast._step(batch, -(-CONTEXT // PAGE) + 1)._replay
 
 
 def captured_step(model: Decoder, batch: int, glue) -> Step:
@@ -193,6 +192,8 @@ def measure_steps(model: Decoder, batch: int, bandwidth: float) -> dict:
 def whole(model: Decoder, fast: bool) -> dict:
     """Tokens a second over all requests, and what the engine's metrics say."""
     engine = engine_of(model, len(PROMPTS), max(PROMPTS) + WRITTEN, fast=fast)
+    if engine.fast is not None:
+        engine.fast.prepare()
     requests = [Request(prompt_of(tokens, seed, model.config), WRITTEN) for seed, tokens in enumerate(PROMPTS)]
     for warm in (Request(prompt_of(100, 999, model.config), 4), Request(prompt_of(900, 998, model.config), 4)):
         engine.texts([warm])

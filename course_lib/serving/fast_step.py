@@ -24,6 +24,8 @@ and plans. If the plan is what was expected, its tokens are on their way already
 they have left behind lies behind the ends of the sequences' texts.
 """
 
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -77,7 +79,8 @@ class FastSteps:
     Attributes:
         replayed, expected: steps so far, and how many of them were on their way before they were asked for.
 
-    All steps are captured here. Raises what `capture` raises, and a ValueError for sizes that make no sense.
+    The smallest graph is captured here, the others when they are first needed, or by `prepare`. Raises what `capture`
+    raises, and a ValueError for sizes that make no sense.
     """
 
     def __init__(
@@ -102,9 +105,9 @@ class FastSteps:
         self.batches, self.columns = sorted(set(batches)), sorted(set(columns))
         weights = PackedDecoder(model, cache, self.batches[-1], longest * cache.page_size)
         self._memory = KeptMemory(model, cache)
-        self._steps = {
-            (rows, width): FastStep(weights, rows, width, capture) for rows in self.batches for width in self.columns
-        }
+        self._make = functools.partial(FastStep, weights, capture)
+        self._steps: dict[tuple[int, int], FastStep] = {}
+        self._step(1, 1)
 
     def takes(self, runs: Sequence[Run]) -> bool:
         """Whether a step is one of these: a token for each sequence, and not too many of them, or of their pages."""
@@ -145,15 +148,26 @@ class FastSteps:
         self.replayed += 1
         return self._newest
 
+    def prepare(self) -> None:
+        """Capture all that is not yet: about a tenth of a second each, and longer where kernels have to be compiled."""
+        for rows, columns in itertools.product(self.batches, self.columns):
+            self._step(rows, columns)
+
     def forget(self) -> None:
         """What was expected does not come."""
         self._flight = None
 
+    def _step(self, batch: int, widest: int) -> "FastStep":
+        """The smallest graph for so many sequences of so many pages."""
+        rows = next(size for size in self.batches if size >= batch)
+        columns = next(size for size in self.columns if size >= widest)
+        if (rows, columns) not in self._steps:
+            self._steps[rows, columns] = self._make(rows, columns)
+        return self._steps[rows, columns]
+
     def _launch(self, runs: Sequence[Run], samplings: Sequence[Sampling], tokens: Sequence[int] | None) -> "Flight":
         """Send a step to the GPU; its tokens are those that the last one chose, there, when None."""
-        rows = next(size for size in self.batches if size >= len(runs))
-        widest = max(len(run.pages) for run in runs)
-        step = self._steps[rows, next(size for size in self.columns if size >= widest)]
+        step = self._step(len(runs), max(len(run.pages) for run in runs))
         self._chosen = step(runs, self._chosen if tokens is None else tokens, samplings)
         return Flight(runs, samplings, self._chosen)
 
@@ -193,7 +207,7 @@ def column_sizes(longest: int) -> list[int]:
 class FastStep:
     """One graph: a step of up to `rows` sequences whose tables have up to `columns` pages."""
 
-    def __init__(self, weights: "PackedDecoder", rows: int, columns: int, capture: Callable):
+    def __init__(self, weights: "PackedDecoder", capture: Callable, rows: int, columns: int):
         self.page_size = weights.cache.page_size
         whole, narrow = (torch.int64, rows), (torch.int32, rows)
         self._given = StagedFields({

@@ -15,7 +15,7 @@ from course_lib.kernels.sampling.reference import sample_reference
 from course_lib.models.glue import FUSED, TORCH
 from course_lib.serving import fast_step
 from course_lib.serving.caches.ragged import RaggedPages, Run
-from course_lib.serving.fast_step import FastSteps, batch_sizes, column_sizes, joined
+from course_lib.serving.fast_step import FastStep, FastSteps, batch_sizes, column_sizes, joined
 from course_lib.serving.requests import Sampling
 from tests.serving.talkers import CONFIG, random_model
 from tests.serving.test_captured import by_calling
@@ -203,6 +203,21 @@ def test_what_a_graph_does_not_hold_is_not_taken():
     assert steps.takes(ours.runs((0, 1))) and not steps.takes([])
     assert not steps.takes(ours.runs((0, 1, 1))) and not steps.takes([Run(20, 1, range(6))])
     assert not steps.takes([Run(0, 2, (1,))])
+
+
+def test_graphs_are_captured_when_they_are_needed_or_beforehand(monkeypatch):
+    in_pytorch(monkeypatch)
+    sizes, made = [], FastStep.__init__
+    monkeypatch.setattr(FastStep, "__init__", lambda self, *given: sizes.append(given[2:]) or made(self, *given))
+    model = model_of(glue=TORCH)
+    ours = Texts(model, PROMPTS)
+    steps = FastSteps(model, ours.cache, batches=(1, 4), columns=(1, 7), capture=captured_on_cpu)
+    assert sizes == [(1, 1)]
+    for _ in range(2):
+        steps(ours.runs((0, 2)), [1, 2], [GREEDY] * 2)
+    assert sizes[1:] == [(4, 7)]
+    steps.prepare()
+    assert sizes[2:] == [(1, 7), (4, 1)]
 
 
 def test_packed_weights_are_the_model_s_own_and_packed_once():
