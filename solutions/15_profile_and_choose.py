@@ -493,7 +493,7 @@ draw_ratios(made_old, made_new, made_lower, made_upper)
 # | 2 | pages, in float32 | `"course"` | `"dtype"` |
 # | | pages, and a head dimension that is not 64, 128 or 256 | `"course"` | `"head_dim"` |
 # | | all other pages | `"FlashInfer"` | `"pages"` |
-# | 3 | decode, no mask or a causal one, fewer than 100 programs, and 1,024 tokens of context or more | `"split decode"` | `"programs"` |
+# | 3 | decode, mask none or causal, fewer than 100 programs, context 1,024 or more | `"split decode"` | `"programs"` |
 # | 4 | a mask given as a tensor | `"SDPA"` | `"mask"` |
 # | 5 | a mask given as a rule, on sm_80 or later | `"FlexAttention"` | `"mask"` |
 # | | a mask given as a rule, before sm_80 | `"SDPA"` | `"mask"` |
