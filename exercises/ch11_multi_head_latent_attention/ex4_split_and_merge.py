@@ -27,7 +27,7 @@ from exercises.ch11_multi_head_latent_attention import parts
 from exercises.ch11_multi_head_latent_attention.ex3_decode_kernel import WORK
 from exercises.ch11_multi_head_latent_attention.parts import INF, ROWS, over_rows
 from exercises.topics.decode_slips import AVERAGED, EMPTY_MERGE, EMPTY_SPLIT
-from exercises.topics.evidence import FAR_END, FIXED_SIZE, NAN_FROM_THE_START, all_nan
+from exercises.topics.evidence import FAR_END, FIXED_SIZE, NAN_FROM_THE_START, all_nan, in_cases_of
 from exercises.topics.heads_of_a_tile import OUTSIDE, AtMost64Heads, costs
 from exercises.topics.splits_in_a_run import SEEN_OF_SPLITS, SplitsUsed
 
@@ -304,7 +304,7 @@ EXERCISE = Exercise(
             "merged_in_half",
             "Only values near 600 in many splits are wrong: the merge adds them up in float16, which ends at 65,504 "
             "and steps by 32 before. Merge in float32.",
-            when=lambda case, seen, got: LARGE_VALUES in case.name,
+            when=in_cases_of(LARGE_VALUES),
             every=True,
             first=True,
         ),

@@ -28,7 +28,7 @@ from exercises.topics.attention import close_to, in_a_kernel, prescaled_in_a_ker
 from exercises.topics.decode import AS_GOOD, attend, each_sequence
 from exercises.topics.decode_inputs import lengths as length_levels
 from exercises.topics.decode_slips import EMPTY_SEQUENCE
-from exercises.topics.evidence import FAR_END, FIXED_SIZE, NAN_FROM_THE_START, all_nan
+from exercises.topics.evidence import FAR_END, FIXED_SIZE, NAN_FROM_THE_START, all_nan, in_cases_of
 
 INF = math.inf
 WORK = ("scaled_dot_product_attention", "_scaled_dot_product", "bmm", "mm", "matmul", "_softmax", "softmax")
@@ -364,7 +364,7 @@ EXERCISE = Exercise(
             "scaled_in_half",
             "Only queries of 400 with scales of 400 are wrong. Is a scale multiplied with the query in float16? That "
             "ends at 65,504. Dequantise in float32: convert the query, too, before a scale multiplies it.",
-            when=lambda case, seen, got: TOO_LARGE in case.name,
+            when=in_cases_of(TOO_LARGE),
             every=True,
             first=True,
         ),

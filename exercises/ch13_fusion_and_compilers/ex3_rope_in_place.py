@@ -7,7 +7,7 @@ import torch
 from course_lib.checker import TRITON, Case, Exercise, InOut, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import CONTIGUOUS, beyond_32_bits, gaps
-from exercises.topics.evidence import FAR_END, FIXED_SIZE
+from exercises.topics.evidence import FAR_END, FIXED_SIZE, in_cases_of
 from exercises.topics.kernel_requirements import in_one_kernel
 from exercises.topics.pointers import load, put
 
@@ -19,6 +19,9 @@ def rope_oracle(qkv, cosine, sine, positions, query_heads, key_heads, exact=Fals
     cosine, sine = cosine[positions][:, None].to(accurate), sine[positions][:, None].to(accurate)
     heads.copy_(torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1))
     return heads.half().long() if exact else None
+
+
+NO_STEP_ROUNDS = "float16, multiples of 16: no step rounds in float32"
 
 
 # The driver is sent to the worker by its source alone, so it stands by itself.
@@ -70,7 +73,7 @@ def rope_cases(draw):
         Case(f"300 tokens, {FAR_END}", drawn(draw, tokens=300, key_heads=1, group=1, head_dim=2)),
         Case(f"132 query heads, {FAR_END}", drawn(draw, tokens=2, key_heads=4, group=33, head_dim=4)),
         Case(f"300 KV heads, {FAR_END}", drawn(draw, tokens=2, key_heads=300, group=1, head_dim=2)),
-        Case("float16, multiples of 16: no step rounds in float32", exact_in_float32(draw), driver=whole_numbers),
+        Case(NO_STEP_ROUNDS, exact_in_float32(draw), driver=whole_numbers),
         *beyond_32_bits(draw, "tokens", [qkv], *rest),
     ]  # fmt: skip
 
@@ -214,7 +217,7 @@ EXERCISE = Exercise(
             "The results are near, but not those of float32 rounded once. Something is rounded to float16 before the "
             "end: the cosine and sine, a product, or x and y were never cast. Convert what you load to float32, and "
             "only the sum back to the dtype of qkv.",
-            when=lambda case, seen, got: case.driver is whole_numbers,
+            when=in_cases_of(NO_STEP_ROUNDS),
             every=True,
             first=True,
         ),
