@@ -15,7 +15,9 @@
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
-from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution, watch
+from course_lib import (
+    check, default_device, hint, interpreting, machine, measured, predict, progress, self_check, solution, watch
+)
 
 import math
 import re
@@ -1596,6 +1598,34 @@ decoder.attention = versions["tiled"]
 # At 131,072 tokens one matrix of the naive version takes 275 GB, which is nearly twice an H200's memory. The model
 # with your kernel needs 0.1 GB for its largest tensor. This model would write nonsense there, because it has learned
 # from pieces of 256 bytes. But models trained on long texts can use such prompts, thanks to kernels like yours.
+
+# %% [markdown]
+# ## Check yourself
+#
+# Answer these on paper, with the numbers of your own machine. Then run the next cell and open the answers.
+#
+# 1. How long must attention take at least here, for the question's layer: 32 heads, 8192 tokens, dimension 128? Is it
+#    arithmetic or memory that sets this time?
+# 2. From which length on is it arithmetic?
+# 3. A step of a program multiplies 64 queries with 64 keys, and the weights with 64 values. How many bytes does your
+#    memory deliver in the time of these products? Is that enough for the step's 32 KB of keys and values?
+# 4. How many of its 64 × 64 tiles does a causal kernel visit at 8192 tokens?
+
+# %% jupyter={"source_hidden": true}
+flops, distinct_bytes = 4 * 32 * 8192**2 * 128, 4 * 32 * 8192 * 128 * 2
+arithmetic, memory = flops / roof.matmul_rate[rate_name], distinct_bytes / roof.memory_bandwidth
+balance = roof.matmul_rate[rate_name] / roof.memory_bandwidth  # FLOPs in the time of one byte
+delivered, tiles = 4 * 64 * 64 * 128 / balance, 8192 // 64
+self_check(
+    f"{format_seconds(max(arithmetic, memory))}. The products take {format_seconds(arithmetic)} at "
+    f"{format_flop_rate(roof.matmul_rate[rate_name])}, the distinct bytes {format_seconds(memory)}.",
+    f"4 N² D FLOPs for 4 N D elements of 2 bytes are N / 2 FLOPs a byte. Here {balance:.0f} FLOPs take as long as a "
+    f"byte, so from N = {2 * balance:.0f} on.",
+    f"In the time of 4 · 64 · 64 · 128 FLOPs it delivers {format_bytes(delivered)}. "
+    + ("That is enough." if delivered > 32 * 1024 else "All programs of a head read the same tiles, so the L2 cache "
+       "delivers the rest."),
+    f"{tiles} · {tiles + 1} / 2 = {tiles * (tiles + 1) // 2:,} of {tiles**2:,}.",
+)
 
 # %% [markdown]
 # ## What production systems do
