@@ -388,8 +388,8 @@ watch(best_attention, *(torch.randn(2, 128, 16) for _ in range(3)))
 # ## When your kernel is wrong
 #
 # A check tells you what is wrong with an exercise. Your own kernels have no check, so here is how to find a mistake
-# yourself. It takes ten minutes. The next cell holds a kernel with two mistakes. They are hidden as real ones are: on
-# most inputs its result is right.
+# yourself. It takes ten minutes. The next cell holds a kernel with two mistakes. They are hidden as real ones are: with
+# little padding and contiguous tensors its result is right.
 #
 # The kernel computes attention for one query in each of four sequences. Their prompts have different lengths, so they
 # are *padded on the left*: sequence 2 has 20 keys of padding before its first real one. Padding gets the score
@@ -462,7 +462,7 @@ for sequence, error in enumerate((left_padded(*padded)[0] - true_output).abs().a
 
 # %% [markdown]
 # Sequence 0 is right, sequence 1 is wrong, and sequences 2 and 3 are NaN. So there may be two mistakes. (Without a GPU
-# you also see a warning by NumPy, because the interpreter computes with it.)
+# you may also see a warning by NumPy, because the interpreter computes with it.)
 #
 # **3. Begin with NaN.** A NaN hides every other error, because it spreads: NaN times anything is NaN, and so is every
 # sum with one in it. You need the place where the *first* one is made. There are only three usual sources:

@@ -105,7 +105,9 @@ class Chapter:
 def chapter(number: str) -> Chapter:
     """The chapter with this number ("03"), read from its source."""
     source = solution_file(number).read_text(encoding="utf-8")
-    core, deeper, skipped = [], [], 0  # skipped: how many # the heading has that may be skipped; 0 outside of one
+    core: list[str] = []
+    deeper: list[str] = []
+    skipped = 0  # how many # the heading has whose section may be skipped; 0 outside of one
     for marks, heading, identity in re.findall(r"(?m)^# (##+) (.*)$|^# Exercise (\d+\.\d+) ·", source):
         if identity:
             (deeper if skipped else core).append(identity)
