@@ -130,7 +130,7 @@ $(VENV)/.installed: requirements.txt $(VENV)/bin/python
 	@$(python) -m pip install --disable-pip-version-check -r requirements.txt
 	@touch "$@"
 
-$(VENV)/.installed-dev: requirements-dev.txt requirements-grade.txt requirements-site.txt requirements.txt $(VENV)/bin/python
+$(VENV)/.installed-dev: $(wildcard requirements*.txt) $(VENV)/bin/python
 	@$(python) -m pip install --disable-pip-version-check -r requirements-dev.txt
 	@touch "$@" "$(VENV)/.installed" "$(VENV)/.installed-site"
 

@@ -159,6 +159,15 @@ def chat(arguments: argparse.Namespace) -> int:
     return PASSED
 
 
+def serve(arguments: argparse.Namespace) -> int:
+    options = {name: getattr(arguments, name) for name in ("host", "port", "pages", "kernels")}
+    try:
+        import_module("course_lib.serving.server.command").serve(arguments.model, **options)
+    except ValueError as error:
+        raise CannotRun(str(error)) from error
+    return PASSED
+
+
 def bench(arguments: argparse.Namespace) -> int:
     folder = Path(__file__).parent / "bench"
     known = sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if not module.name.startswith("_"))
@@ -192,6 +201,17 @@ def not_negative(text: str) -> float:
     if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f"a number from 0 on is needed, not {text!r}")
     return number
+
+
+def model_options(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "--model", default="SmolLM2-135M-Instruct", metavar="MODEL",
+        help="a folder, a .gguf file, or a repository of the Hugging Face hub (%(default)s)",
+    )  # fmt: skip
+    made.add_argument(
+        "--kernels", action=argparse.BooleanOptionalAction,
+        help="the course's kernels, or PyTorch's operations (kernels on a GPU; interpreted, a token takes seconds)",
+    )  # fmt: skip
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -229,14 +249,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     made = command(chat, "Talk to a published model on the course's kernels; its weights are fetched at the first use.")
     made.add_argument("question", nargs="?", metavar="QUESTION", help="answer this, and end (lines from the terminal)")
-    made.add_argument(
-        "--model", default="SmolLM2-135M-Instruct", metavar="MODEL",
-        help="a folder, a .gguf file, or a repository of the Hugging Face hub (%(default)s)",
-    )  # fmt: skip
-    made.add_argument(
-        "--kernels", action=argparse.BooleanOptionalAction,
-        help="the course's kernels, or PyTorch's operations (kernels on a GPU; interpreted, a token takes seconds)",
-    )  # fmt: skip
+    model_options(made)
     made.add_argument(
         "--tokens", dest="new_tokens", type=positive, default=256, metavar="N", help="at most (%(default)s)"
     )
@@ -244,6 +257,12 @@ def make_parser() -> argparse.ArgumentParser:
         "--temperature", type=not_negative, default=0.0, metavar="T", help="0 takes the likeliest token (%(default)s)"
     )
     made.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws above temperature 0 (%(default)s)")
+
+    made = command(serve, "Serve a published model at OpenAI's addresses, /v1/chat/completions and /v1/models.")
+    model_options(made)
+    made.add_argument("--host", default="127.0.0.1", help="where to listen (%(default)s: this machine alone)")
+    made.add_argument("--port", type=positive, default=8000, help="(%(default)s)")
+    made.add_argument("--pages", type=positive, metavar="N", help="of the cache, 16 tokens each (what fits)")
 
     made = command(bench, "Measure the course's kernels beside the libraries' own.")
     made.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks (all)")

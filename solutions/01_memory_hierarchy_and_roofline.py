@@ -557,6 +557,9 @@ print(compared("PyTorch's x + y", 3 * x.nbytes, measure(lambda: torch.add(x, y, 
 # | `values.to(tl.float32)` | the block in another dtype |
 # | `tl.sum(block, axis=0)` | reduces a block to one number, or a tile along one of its axes |
 # | `tl.store(result_pointer + row, number)` | one pointer and one number, no block and no mask |
+#
+# A mask with two conditions needs `&` and brackets, `(0 <= offsets) & (offsets < length)`: a chained comparison, as in
+# `0 <= offsets < length`, works in Triton only from version 3.9 on.
 
 
 # %%

@@ -374,8 +374,8 @@ def cached_attention_step(query, key, value, key_cache, value_cache, past):
         key, value: [batch, key_heads, head_dim], likewise; query_heads is a multiple of key_heads, and query head h
             reads KV head h // (query_heads // key_heads).
         key_cache, value_cache: [batch, key_heads, capacity, head_dim], written in place, each with any strides, save
-            that the last dimension is contiguous. Slots that hold no token of a sequence hold leftovers, finite numbers
-            without meaning.
+            that the last dimension is contiguous, within 2³¹ elements of the first. Slots that hold no token of a
+            sequence hold leftovers, finite numbers without meaning.
         past: int32 [batch], the tokens that each sequence had in the cache before; there is room for one more.
 
     Returns:

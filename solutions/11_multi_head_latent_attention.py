@@ -6,8 +6,8 @@
 # context of 32,768 tokens would take 131 GB. The model stores 576 numbers instead, which makes 2.3 GB: 57 times less.
 # Grouped-query attention with 2.25 KV heads would be as small, but then 57 query heads would share each key. In
 # DeepSeek-V3 all 128 heads keep keys and values *of their own*. How can 128 heads do that with one row of 576 numbers?
-# And what does a decode step then cost? An H200 reads 2.3 GB in 0.53 ms at 4.37 TB/s (measured for a read). Is that how
-# long the attention to this cache takes in a step?
+# And what does a decode step then cost? An H200 reads 2.3 GB in 0.53 ms at 4.37 TB/s (measured, November 2026). Is that
+# how long the attention to this cache takes in a step?
 #
 # Write down your guess for the last question: less than 0.53 ms, about that, or more. You will count it.
 #
@@ -150,8 +150,8 @@ draw_energy(kept, mark=48)
 # enough for the values and for the keys before their rotation, but not for rotated keys.**
 #
 # The vertical line stands at 48 numbers. That is the row of the same model with latent attention, which you will run at
-# the end: a latent of 32 numbers and a rotary key of 16. Its keys and values were not compressed after training. It was
-# trained with this row from the start, so training decided what the row holds.
+# the end. Only 32 of the 48 are the latent, from which keys and values are computed; compare these with the 46. The
+# other 16 are a rotary key. This model was trained with its row from the start, so training decided what the row holds.
 # %% [markdown]
 # ## A row for all heads
 #
@@ -260,19 +260,11 @@ for distance in (0, 1, 10, 100, 1000):
 # cache = torch.cat([cache, row[None]])                                # [tokens, 576]
 # query = (W_Q @ x).view(128, 128)                                     # [heads, head_dim]
 # query_rope = rotated((W_QR @ x).view(128, 64), position)             # [heads, 64]
-# absorbed = torch.einsum("hd,hdc->hc", query, W_UK)                   # [heads, 512]
-# scores = torch.cat([absorbed, query_rope], dim=1) @ cache.T          # [heads, tokens]
-# weights = torch.softmax(scores / math.sqrt(128 + 64), dim=1)
-# mixed = weights @ cache[:, :512]                                     # [heads, 512]
-# values = torch.einsum("hc,hvc->hv", mixed, W_UV)                     # [heads, 128]
+# values = absorbed_step(query, query_rope, cache, W_UK, W_UV)         # [heads, 128]: exercise 11.2
 # output = W_O @ values.flatten()
 # ```
 #
-# The last two products could be one too: $W^O$ and $W^{UV}$ of a head make a matrix from 512 numbers to the layer's
-# width. For DeepSeek-V3's width of 7168 it would have $512 \cdot 7168$ numbers for each head. The two matrices have
-# $512 \cdot 128 + 128 \cdot 7168$ together, 3.7 times fewer. So they are kept apart.
-#
-# Now write one decode step in PyTorch. The check limits the size of every tensor that you make. In some of its cases
+# Now write `absorbed_step` in PyTorch. The check limits the size of every tensor that you make. In some of its cases
 # the keys of a single head are larger than the limit, and so is a copy of the cache.
 
 # %%
@@ -361,13 +353,14 @@ measured("11 expanded decode step", slow / fast, "times as long as absorbed")
 # attention has 1.
 #
 # With how many heads is arithmetic the limit instead of memory? That is where $1.89 H$ reaches the machine's balance
-# point. An H200 has 989 TFLOP/s and 4.8 TB/s by its datasheet, so 206 FLOP/byte: 110 heads. With what we measured, 720
-# to 790 TFLOP/s for a large product and 4.37 TB/s for a read, it is 165 to 181 FLOP/byte: 88 to 96 heads. So with 128
-# heads arithmetic is the limit.
+# point. An H200 has 989 TFLOP/s and 4.8 TB/s by its datasheet, so 206 FLOP/byte: 110 heads. With what we measured on
+# one (November 2026, PyTorch 2.11), 720 to 790 TFLOP/s for a large product and 4.37 TB/s for a read, it is 165 to 181
+# FLOP/byte: 88 to 96 heads. So with 128 heads arithmetic is the limit.
 #
 # > **The answer to the opening question: more.** At 32,768 tokens the attention to the cache does $2 \cdot 128 \cdot
 # > 1088 \cdot 32768 \cdot 61 = 557$ GFLOP in a step, which takes at least 0.70 ms at 790 TFLOP/s. Reading the cache
-# > takes 0.53 ms.
+# > takes 0.53 ms. Both are floors. A real kernel needs more for a single sequence: at this shape the library's
+# > fastest took 37.6 µs a layer on an H100 (measured, November 2026), and 61 layers of that are 2.3 ms.
 #
 # That is the attention alone, or a batch of sequences that shares the weights. A single sequence also reads $W^{UK}$
 # and $W^{UV}$ of all layers, 2.0 GB, and then memory is the limit again: exercise 11.6 counts both.
@@ -616,11 +609,12 @@ for heads in (16, 64, 128):
     print(line)
 
 # %% [markdown]
-# This kernel stays above its floor on a Hopper card, for two reasons. It has one program for each 64 heads of each
-# sequence, so it needs a large batch to fill the chip; the section on splits changes that. And a tile of 64 rows and
-# 512 columns needs more registers than there are, so the compiler *spills*: it puts some of the numbers into memory and
-# fetches them again. Compiled for an H100 by Triton 3.9, each thread takes all 255 registers that it can have, and
-# keeps 464 bytes more in memory. The section on the seesaw shows what FlashMLA, DeepSeek's own kernel, does about that.
+# The course's answer to 11.3 stays above its floor on a Hopper card, for two reasons. It has one program for each 64
+# heads of each sequence, so it needs a large batch to fill the chip; the section on splits changes that. And a tile of
+# 64 rows and 512 columns needs more registers than there are, so the compiler *spills*: it puts some of the numbers
+# into memory and fetches them again. Compiled for an H100 by Triton 3.9, each thread of the course's answer takes all
+# 255 registers that it can have, and keeps 464 bytes more in memory. Yours may differ. The section on the seesaw shows
+# what FlashMLA, DeepSeek's own kernel, does about that.
 #
 # ## Rows come in tiles of 64 · deeper
 #
@@ -642,10 +636,11 @@ measured("11 from 4 to 5 query tokens", REPORTED[5] / REPORTED[4], "times as lon
 draw_tile_steps(heads=16, tile_rows=64)
 
 # %% [markdown]
-# Four query tokens take 2 % longer than one, and five take nearly twice as long as four. So guessing three tokens ahead
-# costs attention nearly nothing, because with the token before them they make 64 rows. A fourth guess never pays in
-# the attention itself: five tokens in 1.90 times the time of four. It can pay only where attention is a small part of
-# the step.
+# Four query tokens take 2 % longer than one. So guessing three tokens ahead costs attention nearly nothing, because
+# with the token before them they make 64 rows. Five take 1.90 times as long as four. On this card a fourth guess does
+# not pay in the attention itself, because arithmetic is already its limit with one tile. On an H200 the price is
+# smaller. One tile does 121 FLOP/byte there, below the card's 206, so memory is the limit. Two do 242, so five tokens
+# cost $242 / 206 = 1.17$ times as much as four (derived from the datasheet).
 # %% [markdown]
 # ## Split the rows · deeper
 #
@@ -655,11 +650,9 @@ draw_tile_steps(heads=16, tile_rows=64)
 #
 # How many splits do you need? The programs of one launch are sequences, times blocks of 64 heads, times splits. They
 # should fill the chip's *slots*, the places for running programs, once: that is one *wave*. Programs beyond the slots
-# wait for a second wave. A rule that looks only at the length gives each
-# of 64 sequences as many splits as it gives a single one, and then most of the work is merging. vLLM had such a rule.
-# A change that counts the programs is proposed in [vllm#50629](https://github.com/vllm-project/vllm/pull/50629): on
-# four AMD W7900, its author reports 21.7 % more throughput for 8192 tokens in and 1024 out, and no change for short
-# contexts.
+# wait for a second wave. A rule that looks only at the length gives each of 64 sequences as many splits as it gives a
+# single one, and then most of the work is merging. vLLM had such a rule; a change that counts the programs is proposed
+# in [vllm#50629](https://github.com/vllm-project/vllm/pull/50629).
 #
 # Two things are new in the kernels:
 #
@@ -1081,37 +1074,32 @@ token_bytes = {
 draw_loss_against_bytes({name: (token_bytes[name], loss_on(model, unseen)) for name, model in kinds.items()})
 
 # %% [markdown]
-# A model as small as this one, trained for seconds, says little about quality. In one run the latent model was the
-# worst: 1.94 against 1.89 and 1.88, on an axis that begins far above 0. Another seed moves a model by up to 0.08, so
-# that order is no finding. Read the horizontal axis: 768, 2048 and 4096 bytes are 48, 128 and 256 numbers of 4 bytes in
-# each of 4 layers. For the loss, look at the papers.
-# DeepSeek-V2 compared MLA with full multi-head attention in models of 16 and 250 billion parameters. MLA came out
-# better, with 14 % and 4 % of the cache (its table 9).
+# A model as small as this one, trained for seconds, says little about quality. The latent model was the worst in one
+# run: 1.94 against 1.89 and 1.88. Another seed moves a model by up to 0.08, so that order is no finding. Read the
+# horizontal axis: 768, 2048 and 4096 bytes are 48, 128 and 256 numbers of 4 bytes in each of 4 layers. For the loss,
+# look at the papers. DeepSeek-V2 compared MLA with full multi-head attention in models of 16 and 250 billion
+# parameters. MLA came out better, with 14 % and 4 % of the cache (its table 9).
 #
 # ## What production systems do
 #
 # - **Kernels.** [FlashMLA](https://github.com/deepseek-ai/FlashMLA) is DeepSeek's own, with the seesaw of exercise
 #   11.5. On an H800 its authors report up to 3000 GB/s where memory is the limit and up to 660 TFLOP/s where arithmetic
-#   is. How fast it is depends on the context: for a batch of 128 and 128 heads, a user measured 339 TFLOP/s at 1,000
-#   tokens and 613 at 16,600 ([flash-attention#1770](https://github.com/Dao-AILab/flash-attention/issues/1770), a Hopper
-#   card). There FlashMLA was the faster one, but vLLM prefers FlashAttention's kernel on Hopper, because it was faster
-#   in its own benchmarks ([vllm#27363](https://github.com/vllm-project/vllm/pull/27363)): measure on your sizes.
-#   FlashInfer has kernels of its own for several cards. In plain Triton like yours, FlagGems reached 64 % of
-#   FlashMLA's rate at a context of 1,000 and 51 % at 33,000, on an H800
-#   ([FlagGems#510](https://github.com/flagos-ai/FlagGems/issues/510)).
-# - **Both forms.** vLLM names the two forms by what they save. Prefill takes the *compute-friendly* way, which is the
-#   expanded form. Decode takes the *data-movement-friendly* way, which is the absorbed form. vLLM's scheduler decides
-#   by whether a call is a prefill or a decode.
+#   is. In plain Triton like yours, FlagGems reached 64 % of FlashMLA's rate at a context of 1,000 and 51 % at 33,000,
+#   also on an H800 ([FlagGems#510](https://github.com/flagos-ai/FlagGems/issues/510)). vLLM prefers FlashAttention's
+#   kernel on Hopper, because it was faster in its own benchmarks
+#   ([vllm#27363](https://github.com/vllm-project/vllm/pull/27363)): measure on your sizes.
+# - **Both forms.** vLLM calls the expanded form *compute-friendly* and takes it for prefill. It calls the absorbed form
+#   *data-movement-friendly* and takes it for decode.
 # - **Tensor parallelism.** Because every rank would hold the whole latent, SGLang and vLLM offer *data-parallel
-#   attention*: each GPU takes whole sequences with all their heads, and only the other layers are divided. That also
-#   keeps the intensity high, at 1.89 × 128 = 242 FLOP/byte instead of 1.89 × 16 = 30.
+#   attention*: each GPU takes whole sequences with all their heads, and only the other layers are divided.
 # - **Speculation.** DeepSeek-V3 was trained with a part that predicts one more token, so a step can check 2 query
 #   tokens for each sequence. With 16 heads on a rank that makes 32 rows, which still fit into one tile of 64.
 #
 # **Measured.** The library has two kernels for this step: a portable one in Triton, built like yours and split, and one
 # for Hopper in Gluon with the seesaw. Here they stand beside FlashInfer 0.7.2 ("fa3") on one H100 80 GB, in bf16, with
-# PyTorch 2.11 and Triton 3.6. It is a recorded run, so you see it without that GPU too. 1.22 means 1.22 times as fast
-# as FlashInfer. All kernels of a row were timed in turns, in one run.
+# PyTorch 2.11 and Triton 3.6. It is a recorded run of November 2026, so you see it without that GPU too. 1.26 means
+# 1.26 times as fast as FlashInfer. All kernels of a row were timed in turns. The first row is one layer of the opening
+# question: FlashInfer took 47.4 µs for it, and the Hopper kernel $47.4 / 1.26 = 37.6$ µs.
 
 # %%
 from course_lib.figures.latent.beside_flashinfer import draw_beside_flashinfer
@@ -1123,6 +1111,15 @@ draw_beside_flashinfer(recorded("latent", "h100"))
 # With 16 heads all of them wait for memory, and the portable kernel is as good as the others. With 128 heads and a
 # large batch the products decide. There the seesaw gains what the portable kernel loses, because one warp group keeps
 # the tensor cores busy while the other computes its softmax.
+#
+# **Your kernel at a glance.** The speeds are the portable kernel's in this run, and the rest is derived.
+#
+# | | |
+# |---|---|
+# | wins | 16 heads, 64 sequences of 8k: 0.98 of FlashInfer's speed |
+# | loses | 128 heads, 128 sequences of 32k: 0.60 of it |
+# | falls back | to 16 heads a program where shared memory is small: 128 heads then read a row 8 times, not twice |
+# | trap | loading the latent again as the values: 1.89 times the bytes |
 #
 # **What is still missing.** Your kernel reads a contiguous cache. Serving engines page it as in chapter 06, so a page
 # holds rows of 576 numbers. The library's own kernel in `course_lib/kernels/latent/` reads such pages.

@@ -12,8 +12,8 @@
 #
 # **Time.** About six hours for all seven exercises, estimated. The **core path** takes about two: exercises 12.1, 12.2
 # and 12.3, and every section whose heading does not end in *deeper*. You can skip the others: run their cells and go
-# on. You need chapter 05, and chapter 07 for exercise 12.5. Exercise 12.5 stands before 12.4, and neither needs the
-# other.
+# on. You need chapter 05, and chapter 07 for exercise 12.5. It stands before 12.4, because the kernel goes on from
+# 12.3; neither needs the other.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -60,10 +60,9 @@ draw_levels({"INT4": int4_levels(), "e4m3": e4m3_levels()})
 
 # %% [markdown]
 # Below a tenth of the largest, e4m3 has 199 of its 253 numbers, but INT4 has only 2 of its 16. Now think of a group in
-# which one number is ten times as large as all others. Such a number is called an *outlier*. The largest number of the
-# format has to reach up to it, so all others lie below a tenth. In e4m3 they can still be rounded to 199 different
-# numbers, but in INT4 only to 2. So an outlier does little harm in e4m3, and in INT4 it ruins its group. Most of this
-# chapter follows from that.
+# which one number is ten times as large as all others. Such a number is called an *outlier*. The format has to reach up
+# to it, so all others lie below a tenth. In e4m3 they still have 199 numbers to be rounded to, but in INT4 only 2. So
+# an outlier does little harm in e4m3, and in INT4 it ruins its group. Most of this chapter follows from that.
 #
 # ## Two codes in a byte
 #
@@ -142,15 +141,15 @@ draw_outliers(layer_keys[0], layer_values[0], "The first layer of the small mode
 # tokens or more. The values have no such columns.
 #
 # In large models the columns are much stronger. KIVI is a method for caches of 2 bits, and its authors draw the same
-# picture of Llama-2-13B and Falcon-7B ([arXiv 2402.02750](https://arxiv.org/abs/2402.02750)). A few channels of the
-# keys are very large in all tokens, and the values have no such pattern.
+# picture of Llama-2-13B and Falcon-7B ([arXiv 2402.02750](https://arxiv.org/abs/2402.02750)).
 #
 # ## Sixteen levels for a group of numbers
 #
 # To restore numbers from their codes, you need two more numbers for each group. One is the *scale*, the step between
-# two neighbouring levels. The other is the *middle*, the number that code 0 stands for. A number is then
-# `code * scale + middle`. Scale and middle are stored in 16 bits each, and 64 neighbouring numbers share them. Together
-# with the code that is $4 + 2 \cdot 16 / 64 = 4.5$ bits for each number, 3.6 times fewer than 16.
+# two neighbouring levels. The other is the *middle*, the number that code 0 stands for. Others call it the *zero
+# point*, or use that name for the code z that stands for 0; then the middle is -z · scale. A number is `code * scale +
+# middle`. Scale and middle are stored in 16 bits each, and 64 neighbouring numbers share them. Together with the code
+# that is $4 + 2 \cdot 16 / 64 = 4.5$ bits for each number, 3.6 times fewer than 16.
 #
 # The smallest number of a group gets the code -8 and the largest one gets 7. There are 15 steps between the two, so the
 # scale is a fifteenth of the range. (Code 0 therefore stands for a number half a step above the middle of the range.)
@@ -164,8 +163,7 @@ draw_groups(tokens=8, channels=8, group=4, large=(2,))
 
 # %% [markdown]
 # On the left the large numbers are in groups of their own, where they spoil no other channel. On the right each of
-# them spoils three others. You will write the quantiser for any axis, and a function that finds the better axis from
-# data.
+# them spoils three others.  You will write the quantiser for any axis.
 
 # %%
 # Exercise 12.2 · The axis
@@ -235,13 +233,11 @@ for layer, parts in enumerate(zip(layer_keys, layer_values)):
 
 # %% [markdown]
 # Keys lose less with groups over tokens: 7 to 8 % instead of 9 % in our runs. The difference is small because this
-# model's columns are mild. You will see strong columns in the section on the loss.
+# model's columns are mild.
 #
-# In this model, groups over tokens are slightly better for the values too. We group values over channels all the same,
-# for two reasons. The first is that a value which is grouped over its own channels can be quantised as soon as its
-# token arrives, while a group over tokens has to wait for 64 tokens. The second is that the output is a sum of values
-# in which a few tokens have most of the weight. If each token has groups of its own, an outlier in a token with little
-# weight does no harm to the tokens that count (KIVI, section 3).
+# In this model, groups over tokens are slightly better for the values too. We group values over channels all the same.
+# First, such a value can be quantised as soon as its token arrives. Second, a few tokens have most of the weight in the
+# output. If each token has groups of its own, an outlier in another token does them no harm (KIVI, section 3).
 
 # %% [markdown]
 # ## Where the scales go
@@ -250,16 +246,13 @@ for layer, parts in enumerate(zip(layer_keys, layer_values)):
 # often enough. A key is then `k_scale` times its code. Because the scale is the same for all keys of a head, it can be
 # taken out of the product: the scores are `k_scale` times the query's product with the codes. So you multiply the
 # *query* by `k_scale` once, and never the keys. In the same way you multiply the *result* by `v_scale` once, and never
-# the values.
+# the values. With head dimension 128 and 32,768 tokens, a head has 4.2 million codes for its keys, but its query has
+# only 128 numbers. So the scale costs 128 multiplications instead of 4.2 million.
 #
-# This saves work. With head dimension 128 and 32,768 tokens, a head has 4.2 million codes for its keys, but its query
-# has only 128 numbers. So the scale costs 128 multiplications instead of 4.2 million.
-#
-# The same can be done with INT4's scales, although they differ by channel and by group of 64 tokens. Multiply the query
-# by the 128 scales of a group of keys, once for its 64 tokens. Multiply attention's weights by the scales of the
-# values. Those are fewer multiplications, but not fewer instructions: the scaled query has to be laid out anew for
-# every 64 keys. So the library's INT4 kernel multiplies the codes, two with one instruction. Yours, later in this
-# chapter, may do so too, which is also easier to write.
+# The same can be done with INT4's scales: multiply the query by the 128 scales of a group of keys, once for its 64
+# tokens, and attention's weights by the scales of the values. Those are fewer multiplications, but not fewer
+# instructions: the scaled query has to be laid out anew for every 64 keys. So the library's INT4 kernel applies the
+# scales to the codes, two with one instruction.
 
 # %%
 # Exercise 12.3 · Where the scales go
@@ -333,9 +326,8 @@ for size in (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0):
 
 # %% [markdown]
 # From 0.1 to 100 the scale of 1 is as good as the fitting one, because a float rounds each number relative to its size.
-# A test with `torch.randn` passes, and so does a test with a model whose keys have about size 1. The mistake shows only
-# with smaller or larger numbers. Small ones fall below $2^{-6}$, where e4m3 runs out of exponents, so they keep fewer
-# digits. Large ones are cut off at 448. So test a kernel with scales far from 1, as the check of 12.3 does.
+# So a test with `torch.randn` passes. Small numbers fall below $2^{-6}$, where e4m3 runs out of exponents, so they keep
+# fewer digits. Large ones are cut off at 448. So test a kernel with scales far from 1, as the check of 12.3 does.
 
 # %% [markdown]
 # ## The fused decode kernel · deeper
@@ -465,17 +457,18 @@ best_int4_decode = check("12.5", int4_decode).best
 # %% [markdown]
 # ## The bytes, counted
 #
-# How many bytes does your kernel read for one token of one KV head? With head dimension 128, its key and value have 256
-# codes of half a byte, which is 128 bytes. The value has 2 scales and 2 middles in float16, which is 8 bytes. The keys
-# have 128 scales and 128 middles for 64 tokens together, which is 512 bytes for 64 tokens, or 8 for one. The sum is 144
-# bytes for 256 numbers, 4.5 bits each. A 16-bit cache has 512 bytes there, so INT4 has **28 %** of them.
+# A *fused* kernel dequantises codes in registers, where it uses them. How many bytes does it read for one token of one
+# KV head? With head dimension 128, its key and value have 256 codes of half a byte, which is 128 bytes. The value has 2
+# scales and 2 middles in float16, which is 8 bytes. The keys have 128 scales and 128 middles for 64 tokens together,
+# which is 512 bytes for 64 tokens, or 8 for one. The sum is 144 bytes for 256 numbers, 4.5 bits each. A 16-bit cache
+# has 512 bytes there, so INT4 has **28 %** of them.
 #
 # Without fusing, one kernel would read the 144 bytes and write 512 in 16 bits, and the next would read those 512 again.
-# That is 8.1 times as many bytes as your kernel reads.
+# That is 8.1 times as many bytes.
 #
-# The next cell quantises random keys and values with your functions of 12.1 and 12.2, and counts the bytes that your
-# kernel moves. **Predict** them as a share of a 16-bit cache. The queries and the output count too, but they do not
-# grow with the context.
+# The next cell quantises random keys and values with your functions of 12.1 and 12.2, and counts the bytes that the
+# kernel of 12.5 moves: yours once it has passed, and the course's until then. **Predict** them as a share of a 16-bit
+# cache. The queries and the output count too, but they do not grow with the context.
 
 # %%
 predict("12 bytes that the INT4 kernel moves", ..., "% of a 16-bit cache")
@@ -506,8 +499,8 @@ print(f"moved {report.total_bytes:,} bytes; a 16-bit cache has {whole_bytes:,}, 
 # %% [markdown]
 # The share is a little above 28 %, because at only 512 tokens the queries and outputs add 1.6 % of a 16-bit cache.
 #
-# The next cell compares your kernel's output with two others. One is attention to the *restored* cache, in which each
-# number is `code * scale + middle`. Your kernel should differ from it by float32's rounding alone. The other is
+# The next cell compares the kernel's output with two others. One is attention to the *restored* cache, in which each
+# number is `code * scale + middle`. The kernel should differ from it by float32's rounding alone. The other is
 # attention to the *whole* cache, before it was quantised, and that difference is what quantising lost. Quantising
 # changes the keys and values by about 9 % here. **Predict**: is the output off by more than 9 % or by less?
 
@@ -524,19 +517,19 @@ for name, cache in {"restored": (restored(keys, -2), restored(values, -1)), "who
     print(f"off from attention with the {name} cache: {float((output - wanted).norm() / wanted.norm()):.1e}")
 
 # %% [markdown]
-# It is off by more: by 11 to 13 %, depending on the random numbers. The output is a mean over 512 random tokens. That
-# makes the values smaller and their errors too, so the values' own errors still count 9 %. The keys' errors change the
-# weights, which costs about as much. Independent errors add in squares, so both together are a little below
-# $\sqrt{9^2 + 9^2} \approx 13$ %. Random numbers say little about a model, though, so you will measure a trained one
-# below.
+# It is off by more: by 11 to 15.5 % in 300 draws of the random numbers. The output is a mean over 512 random tokens.
+# That makes the values smaller and their errors too, so the values' own errors still count 9 %. The keys' errors change
+# the weights, which costs about as much. Independent errors add in squares, so both together are near $\sqrt{9^2 + 9^2}
+# \approx 13$ %. You will measure a trained model below.
 #
 # **How fast can it be?** Reading 3.6 times fewer bytes allows 3.6 times the speed, but only if the arithmetic takes no
 # longer than the loads. How much arithmetic is that? An H200 has 132 multiprocessors with 128 lanes each for ordinary
 # instructions. At 1.98 GHz, its highest clock, these do 33.5 trillion instructions a second. The card reads the
 # opening's INT4 cache in 34.6 µs, and in that time it can do 1.16 billion instructions, for 268 million numbers. So a
 # kernel may spend **4.3 instructions on each number** to cut out the nibble, extend its sign, convert it, and apply
-# scale and middle. Yours needs about five: a mask or a shift, two for the sign, a conversion, and a multiply-add. That
-# is why the library's kernel multiplies the query and the weights by the scales, as in 12.3.
+# scale and middle. A kernel like that of 12.5 needs about five: a mask or a shift, two for the sign, a conversion, and
+# a multiply-add. At five they take 40 µs, and attention's own arithmetic 2.7 µs. So by this count a step in INT4 is
+# $123 / 43 = 2.9$ times as fast as in 16 bits, and not 3.6 times.
 #
 # A cache in e4m3 has 8 bits a number, so the same H200 reads it in 61 µs and has more time for its arithmetic. It also
 # needs less of it: one instruction converts two numbers, on cards that have it (from compute capability 8.9 on, which
@@ -628,7 +621,9 @@ best_key_window = check("12.4", KeyWindow).best
 # - "INT4, rounded at once" has groups over channels too. No token has to wait for others then, so each is rounded as
 #   soon as it arrives.
 #
-# **Predict** the order of the seven losses, and whether any is more than one percent above the first.
+# Without a GPU the cell takes five to ten seconds, more on a busy machine, because the model reads the text token by
+# token, once for each cache. **Predict** the order of the seven losses, and whether any is more than one percent above
+# the first.
 
 # %%
 from course_lib.figures.quantised.losses import draw_cache_losses
@@ -687,21 +682,24 @@ def loss_of(keys, values, group, factors=1.0):
 
 
 cached = 2 * model.config.layers * model.config.key_heads * model.config.head_dim  # numbers of a token
+threads = torch.get_num_threads()
+torch.set_num_threads(1)  # on a CPU: products this small gain nothing from a second core
 points = {name: (cached * bits / 8, loss_of(*how)) for name, (bits, *how) in caches.items()}
 draw_cache_losses(points, "The small model with its cache in fewer bits")
 
 # %% [markdown]
-# Look at the axis of the losses first: it is only about a hundredth of a nat long. In our run the loss was 1.8131 with
-# 32 bits, 16 bits and calibrated FP8. It was 1.8143 to 1.8146 with FP8 and scales of 1, and with INT4. Keys over
-# channels came out at 1.8133, so for this model the wrong axis does no harm. Only the last cache stands out, with
-# 1.8200, because it rounds the newest tokens too. Attention gives these much weight, so keeping some 32 of them whole,
-# on average, is worth more than anything else here. But even 1.8200 is less than half a percent above 1.8131. The model
-# cannot show what goes wrong in large models, because its outliers are mild.
+# The axis is only about a hundredth of a nat long. In our run the loss was 1.8131 with 32 bits, 16 bits and calibrated
+# FP8. It was 1.8143 to 1.8146 with FP8 and scales of 1, and with INT4. Keys over channels came out at 1.8133, so for
+# this model the wrong axis does no harm. Only the last cache stands out, with 1.8200, because it rounds the newest
+# tokens too. Attention gives these much weight, so keeping some 32 of them whole, on average, is worth more than
+# anything else here. But even 1.8200 is less than half a percent above 1.8131. The model cannot show what goes wrong in
+# large models, because its outliers are mild.
 #
 # You can give it strong outliers without changing what it computes. Multiply two channels of every key by 16, and
 # divide the same channels of every query by 16. Every score stays what it was, but the cache now looks more like that
 # of a large model. (The two channels are a rotary pair, 30 and 62. They turn together, so a factor on both gives the
-# same before the rotation and after it.) **Predict** which losses change, and by how much.
+# same before the rotation and after it.) The cell reads the text six times more. **Predict** which losses change, and
+# by how much.
 
 # %%
 factors = torch.ones(model.config.head_dim, device=device)
@@ -710,6 +708,7 @@ print(f"{'':28}as trained     two channels of the keys 16 times as large")
 for name in ("32 bits", "16 bits", "FP8, scales of 1", "INT4", "INT4, keys over channels", "INT4, rounded at once"):
     _, *how = caches[name]
     print(f"{name:28}{points[name][1]:>10.4f} {loss_of(*how, factors):>28.4f}")
+torch.set_num_threads(threads)
 
 # %% [markdown]
 # Four losses stay the same to the fourth digit in our run. The INT4 cache with groups over tokens never puts a large
@@ -718,16 +717,49 @@ for name in ("32 bits", "16 bits", "FP8, scales of 1", "INT4", "INT4, keys over 
 # the same few codes. In our run the loss went from 1.813 to 1.946, and to 2.396 where the newest tokens were rounded
 # too.
 #
-# This is why KIVI groups keys over tokens. It is also why there has to be a window, because a group over tokens has to
-# wait for its tokens.
+# This is why KIVI groups keys over tokens, and why there has to be a window: such a group has to wait for its tokens.
+
+# %% [markdown]
+# ## What it gains, measured
+#
+# You have seen what fewer bits cost in quality. What do they gain in time? The next picture is a recorded run of
+# `python -m course_lib bench quantised` on one H100 (November 2026, PyTorch 2.11, Triton 3.6, bf16), so you see it
+# without that GPU too. All kernels of a row were timed in turns. The black marks stand where a kernel would be if its
+# bytes alone decided. **Predict**: does INT4 reach the 2.9 times of the count above?
+
+# %%
+from course_lib.figures.quantised.measured import draw_measured_decode
+from course_lib.figures.recorded import recorded
+
+draw_measured_decode(recorded("quantised", "h100"))
+
+# %% [markdown]
+# > **The answer to the first question: no, 1.25 times.** On this H100 the INT4 step is 1.23 to 1.26 times as fast as
+# > the one in 16 bits, although it reads 28 % of the bytes. The bytes alone would give 3.6 times, and the count of
+# > instructions 2.9.
+#
+# Why does the count fail? The compiled loop has 713 instructions a warp for 64 keys and their values. These are 16,384
+# numbers, so a thread needs 5.6 instructions for each, close to the 5 of the count. But the count lets them all run at
+# the card's full rate, while a warp also waits for its own results. An earlier version multiplied the scales into the
+# query and the weights. It had 1,252 instructions and gained 1.06 to 1.09.
+#
+# In e4m3 the course's kernel is 1.73 to 1.83 times as fast as in 16 bits, which is close to the 2 that its bytes allow.
+# FlashInfer's FP8 kernel is 1.50 to 1.61 times as fast as *our* kernel in 16 bits. So on this card an INT4 cache saves
+# memory first, and e4m3 saves more time.
+#
+# | few bits in a cache | |
+# |---|---|
+# | wins | decode in e4m3: 1.73 to 1.83 times as fast (measured, as above) |
+# | loses | a prompt, which gains nothing (derived below) |
+# | falls back | cards before compute capability 8.9 convert e4m3 in several steps (below) |
+# | trap | scales left at 1; keys grouped over channels: a loss of 1.946 instead of 1.813 (measured above) |
 
 # %% [markdown]
 # ## When does it pay? · deeper
 #
-# You have seen what fewer bits cost in quality. What do they gain in time? Each number that is read must be
-# dequantised: converted, multiplied by its scale, and shifted by its middle. In a decode step each number is read and
-# dequantised once. In a prompt the kernel goes through the keys again for each block of 128 query rows. If it
-# dequantises inside that loop, it does so hundreds of times. So there are three plans:
+# Each number that is read must be dequantised. In a decode step that happens once. In a prompt a kernel goes through
+# the keys again for each block of 128 query rows. If it dequantises inside that loop, it does so hundreds of times. So
+# there are three plans:
 #
 # - **keep**: a cache of 16 bits;
 # - **fuse**: a cache of fewer bits, and the attention kernel dequantises each number whenever it loads it;
@@ -824,22 +856,15 @@ for count in (1, 8, 64, 8192):
 draw_plan_gains(h200_times, "INT4 and 131,072 tokens of context on an H200, by its measured rates")
 
 # %% [markdown]
-# > **The answer to the first question: 2.9 times, by this count.** One query token takes 123 µs in 16 bits. With INT4
-# > the bytes take only 34.6 µs, but the arithmetic takes longer: 40 µs for 5 instructions on each of 268 million
-# > numbers, and 2.7 µs for attention itself. Together these are 43 µs. If fewer instructions were enough, it could be
-# > up to 3.6 times.
-#
-# The gain shrinks with every query token, because attention's own arithmetic grows. At 32 query tokens it is gone, and
-# from there on "keep" is a few percent faster than "fuse", if there is room for a cache of 16 bits. If there is none,
-# "fuse" is the plan for few query tokens. From 1,024 on, "fuse" and "once" differ by 1 % or less, because in "fuse" one
-# dequantised number serves 128 rows of queries. This count assumes that a conversion costs 5 instructions at the card's
-# full rate. Where it costs more, as in some of the reports below, dequantising once pays much earlier.
+# For one query token this is the count from above: 123 µs and 43 µs, 2.9 times. The measured kernel gained 1.25, so
+# read the picture for where the gain *ends*. It shrinks with every query token, because attention's own arithmetic
+# grows. At 32 query tokens it is gone. From 1,024 on, "fuse" and "once" differ by 1 % or less, because in "fuse" one
+# dequantised number serves 128 rows of queries. Where a conversion costs more, dequantising once pays earlier.
 #
 # The second picture is a count for this machine, with its own ceilings: its bandwidth, its rate of products, and half
 # of its multiply-add FLOPs as its rate of instructions. **Predict** whether it gains more or less than an H200 for one
 # query token. On a GPU the cell also measures a decode step: "keep" with the library's kernel for 16 bits, "fuse" with
-# the library's for INT4, and your kernel of 12.5. Without a GPU nothing is measured, because a kernel's time in the
-# interpreter means nothing.
+# the library's for INT4,  and the kernel of 12.5.
 
 # %%
 roof = ceilings()
@@ -877,66 +902,33 @@ draw_plan_gains(here, f"INT4 and {context:,} tokens of context on {roof.device}"
                 {plan: {1: step_times[plan]} for plan in here if plan in step_times})
 
 # %% [markdown]
-# Do not compare your kernel of 12.5 with the library's yet. Yours has one program for each KV head of a sequence, so
-# with a single sequence it keeps only 8 of an H200's 132 multiprocessors busy. The library's kernel splits the context
-# as in chapter 08.
-#
-# The next picture is a recorded run of `python -m course_lib bench quantised` on one H100, so you see it without that
-# GPU too. All kernels of a row were timed in turns. The black marks stand where a kernel would be if its bytes alone
-# decided.
-
-# %%
-from course_lib.figures.quantised.measured import draw_measured_decode
-from course_lib.figures.recorded import recorded
-
-draw_measured_decode(recorded("quantised", "h100"))
-
-# %% [markdown]
-# In e4m3 the course's kernel is 1.73 to 1.83 times as fast as in 16 bits, which is close to the 2 that its bytes
-# allow. FlashInfer's gains 1.50 to 1.61. In INT4 the step is only 1.23 to 1.26 times as fast, although it reads 28 %
-# of the bytes. The compiled loop has 713 instructions a warp for 64 keys and their values. These are 16,384 numbers,
-# so a thread needs 5.6 instructions for each, close to the 5 of the prediction. But a warp also waits for its own
-# results, so the instructions take longer than the count says. An earlier version multiplied the scales into the
-# query and the weights. It had 1,252 instructions and gained 1.06 to 1.09. So on this card an INT4 cache saves memory
-# first, and e4m3 saves more time.
-#
-# One change made e4m3 fast enough. A matrix product takes its right operand by columns: two tokens of one channel
-# side by side. The values' codes lie in rows, so each thread loaded them from shared memory one byte at a time: 64 of
-# its 795 instructions a tile. Loaded as words of four codes, for four accumulators, they take 16 loads, and the loop
-# has 589 instructions. That took one sequence of 131,072 tokens from 124 µs to 113. With a scale for each page, the
-# scale was loaded in the step that used it, and each step waited for memory. Asked for one step ahead, it took the
-# kernel from 230 µs to 114.
-#
-# On one core of a CPU "keep" was the fastest everywhere by our count, 2.4 times as fast as "fuse" for one query token.
-# A core does few instructions for each byte that it can read, so arithmetic is its limit even in a decode step. There
-# fewer bits save memory, but they cost time.
+# Do not compare the two INT4 kernels yet. That of 12.5 has one program for each KV head of a sequence, so one sequence
+# keeps only 8 of an H200's 132 multiprocessors busy. The library's splits the context as in chapter 08.
 
 # %% [markdown]
 # ## When it loses
 #
 # Fewer bytes alone do not make a step faster. These engines lost more time than they saved:
 #
-# - **The whole cache was dequantised before each step.** SGLang generated 0.03 tokens a second on an H200
-#   ([sglang#23134](https://github.com/sgl-project/sglang/issues/23134)). A kernel that dequantises as it reads then ran
-#   at 93 to 105 % of the speed of bf16, with 33,792 bytes a token instead of 131,072.
-# - **A prompt's attention dequantised in its inner loop.** PocketLLM processed 57.9 tokens of a prompt a second at a
-#   context of 65,000, and 1138 after it dequantised the cache once, before the loop
-#   ([PocketLLM#83](https://github.com/lvyufeng/PocketLLM/pull/83)).
+# - **The whole cache was dequantised before each step.** A 4-bit cache that was proposed for SGLang generated 0.03
+#   tokens a second on an H200 ([sglang#23134](https://github.com/sgl-project/sglang/issues/23134)). Its successor,
+#   which dequantises as it reads, is reported at 93 to 105 % of the speed of bf16.
+# - **Decode lost where prompts did not.** PocketLLM dequantises a prompt's cache once, before attention. With 65,536
+#   tokens on four RTX 2080 Ti, prompts ran within 0.3 % of the speed of fp16 in three formats, but decode at 5 to 37 %
+#   ([PocketLLM#84](https://github.com/lvyufeng/PocketLLM/pull/84)).
 # - **FP8 fell back to a slower kernel.** For 16-bit queries and an FP8 cache, FlashInfer takes FlashAttention-2's
 #   kernel on Hopper instead of FlashAttention-3's, and converts inside it. That is slower than a cache of 16 bits. A
 #   repair is proposed ([flashinfer#4977](https://github.com/flashinfer-ai/flashinfer/pull/4977)).
 # - **The card had no instruction for e4m3.** GPUs before compute capability 8.9 convert in several steps. A kernel
-#   proposed for vLLM took 484 µs instead of 302 on an A100. On a T4, which has more arithmetic for each byte of
-#   bandwidth, it was 6 % faster ([vllm#49077](https://github.com/vllm-project/vllm/pull/49077)).
+#   proposed for vLLM took 484 µs instead of 302 on an A100
+#   ([vllm#49077](https://github.com/vllm-project/vllm/pull/49077)).
 # - **Quantising took launches of its own.** SGLang's decode on an H200 became slower at small batches and short
 #   contexts, because new keys and values went through several small kernels in each layer
 #   ([sglang#30815](https://github.com/sgl-project/sglang/issues/30815)).
 #
-# The first two seem to contradict each other. One engine was slow because it dequantised before attention, and the
-# other because it dequantised inside. The reason is that the first was decoding and the second read a prompt. In a
-# decode step every number of the cache is used by one query token, so it is converted once in either case. Dequantising
-# first only adds bytes, because the 16-bit copy is written and read. A prompt has thousands of query tokens, which the
-# kernel takes in tiles of 128, for example. Each tile goes through all keys before it, so a conversion in the loop
+# Why should a prompt's cache be dequantised before attention, and a decode step's inside? In a decode step every number
+# is used by one query token, so it is converted once in either case, and the 16-bit copy only adds bytes. A prompt's
+# queries come in tiles of 128, for example. Each tile goes through all keys before it, so a conversion in the loop
 # happens again for every tile.
 #
 # The next cell counts both for INT4 and 8 KV heads of dimension 128. **Predict** two ratios. How many times as many
@@ -959,86 +951,6 @@ print(f"prompt, 8,192 tokens:  {numbers / 1e6:.1f} million conversions, {in_the_
 # > own keys and values before they are rounded. If a long cache stands before the prompt, dequantise it once.
 
 # %% [markdown]
-# ## Weights are bytes too · deeper
-#
-# A decode step reads the weights as well as the cache. Llama-3-8B has 8.0 billion of them: 16 GB in 16 bits, which an
-# H200 reads in 3.7 ms. In INT4 with groups of 64 they are 4.5 GB. This is called *weight-only* quantisation, because
-# only the weights have few bits, and all arithmetic stays as it was. With one token, each matrix is multiplied by one
-# vector, and memory is the limit. So here too each code is read once and becomes a number in registers.
-#
-# The kernel below is that product. A group of 32 neighbouring weights in a row shares a scale and a middle, because the
-# small model's matrices have 96 columns, which is no multiple of 64. What a group adds to its row's product can be
-# written in two ways:
-#
-# $$\sum_c (\text{code}_c \cdot \text{scale} + \text{middle}) \, x_c = \text{scale} \sum_c \text{code}_c \, x_c +
-# \text{middle} \sum_c x_c$$
-#
-# The right side applies scale and middle once to a group's sum, and not to each of its 32 weights. This is the same
-# step as in 12.3. There a scale could be taken out of the sum because all keys had the same one, and here the 32
-# weights of a group have the same one. **Predict** the bytes of a weight, with 4 bits and two float16 numbers for 32 of
-# them.
-
-# %%
-@triton.jit
-def int4_rows_kernel(
-    codes_pointer, scale_pointer, middle_pointer, input_pointer, output_pointer, rows, groups, BLOCK_R: tl.constexpr
-):
-    """One program: BLOCK_R rows of codes [rows, groups * 16] (32 codes a group) times the input [groups * 32]."""
-    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)  # [BLOCK_R]
-    inside = row < rows
-    byte = tl.arange(0, 16)  # [16]
-    total = tl.zeros([BLOCK_R], tl.float32)
-    for group in range(0, groups):
-        shared = row * groups + group  # [BLOCK_R]: of a row's group
-        codes = tl.load(codes_pointer + shared[:, None] * 16 + byte[None, :], mask=inside[:, None], other=0)
-        low, high = ((codes.to(tl.int32) & 15) ^ 8) - 8, ((codes.to(tl.int32) >> 4) ^ 8) - 8  # [BLOCK_R, 16]
-        even = tl.load(input_pointer + group * 32 + 2 * byte)  # [16]
-        odd = tl.load(input_pointer + group * 32 + 2 * byte + 1)
-        scale = tl.load(scale_pointer + shared, mask=inside, other=0.0).to(tl.float32)  # [BLOCK_R]
-        middle = tl.load(middle_pointer + shared, mask=inside, other=0.0).to(tl.float32)
-        total += scale * tl.sum(low * even[None, :] + high * odd[None, :], axis=1) + middle * tl.sum(even + odd, axis=0)
-    tl.store(output_pointer + row, total, mask=inside)
-
-
-def int4_rows(codes, scale, middle, vector):
-    """A matrix in INT4, packed codes [rows, columns / 2] with scale and middle [rows, columns / 32], times a vector."""
-    rows, groups = scale.shape
-    output = torch.empty(rows, dtype=torch.float32, device=vector.device)
-    int4_rows_kernel[(triton.cdiv(rows, 64),)](codes, scale, middle, vector, output, rows, groups, BLOCK_R=64)
-    return output
-
-
-# %%
-matrix = next(module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)).detach()
-codes, scale, middle = best_quantise_int4(matrix, 1, 32)
-inputs = best_pack_int4(codes), scale.half(), middle.half(), torch.randn(matrix.shape[1], device=device)
-exact = (codes * scale.half().float().repeat_interleave(32, 1) + middle.half().float().repeat_interleave(32, 1))
-print("largest difference from the restored matrix's product:",
-      f"{(int4_rows(*inputs) - exact @ inputs[3]).abs().max().item():.1e}")
-report = metered(int4_rows, *(part.cpu() for part in inputs))
-print(f"{report.total_bytes:,} bytes moved, {report.total_bytes / matrix.numel():.2f} a weight, vectors included")
-
-# %% [markdown]
-# A weight has $4 + 2 \cdot 16 / 32 = 5$ bits, which is 0.625 bytes. The vectors add their own bytes, which count here
-# because the matrix is so small. What does the model lose if all its matrices are rounded like this? The next cell
-# rounds them along their rows, and measures the loss with a whole cache. (The embedding is left as it is.) **Predict**
-# whether that costs more or less than rounding the cache.
-
-# %%
-import copy
-
-rounded = copy.deepcopy(model)
-with torch.no_grad():
-    for module in rounded.modules():
-        if isinstance(module, torch.nn.Linear) and module.weight is not rounded.embedding.weight:
-            module.weight.copy_(restored(module.weight, -1, 32))
-print(f"loss with whole weights {points['32 bits'][1]:.4f}, with INT4 weights "
-      f"{loss_through_cache(rounded, unseen, partial(new_cache, rounded)):.4f}")
-
-# %% [markdown]
-# In one run the loss was 1.8318 with INT4 weights and 1.8146 with an INT4 cache, where whole ones give 1.8131. So here
-# rounding the weights costs more than rounding the cache, but both stay within a hundredth or two.
-#
 # ## Attention in FP8: outliers, and a rotation · deeper
 #
 # So far few bits were only for what is *stored*. A kernel for long prompts can also *multiply* in 8 bits: Hopper's
@@ -1049,10 +961,8 @@ print(f"loss with whole weights {points['32 bits'][1]:.4f}, with INT4 weights "
 # - **Block quantisation**: a scale for each block of rows, since the kernel goes block by block anyway.
 # - **Incoherent processing**: multiply queries and keys by the same orthogonal matrix $M$, one with $M M^T = 1$. The
 #   scores stay the same, $(Q M)(K M)^T = Q M M^T K^T = Q K^T$, but an outlier is spread over all channels. For $M$ take
-#   random signs and a Hadamard matrix, whose entries are all ±1 before it is divided by $\sqrt D$. That costs
-#   $D \log_2 D$ additions a row, which is 896 at $D = 128$.
-#
-# The exercise computes the numbers alone, and needs no GPU.
+#   random signs and a Hadamard matrix, whose entries are all ±1 before it is divided by $\sqrt D$. That costs $D \log_2
+#   D$ additions a row, which is 896 at $D = 128$.
 
 # %%
 # Exercise 12.7 · Eight bits, and where outliers go
@@ -1142,91 +1052,26 @@ for name, found in errors.items():
     print(f"  {name:46} {worst:16.2f}   {100 * output_error:5.1f} %")
 
 # %% [markdown]
-# The rotation does most, and block scales do little. A float rounds each number relative to its own size, by up to 1/16
-# in e4m3, whatever the scale. So an outlier does not ruin its neighbours, as it would in 8-bit integers. But its own
-# error can be as large as a usual number, and it changes every score that uses it. If the rotation spreads the outlier
-# over 64 channels, the errors of these average out. A block's own scale pays only when some blocks are so small that
-# one scale for all pushes them below 2⁻⁶, where e4m3 runs out of exponents.
+# The rotation does most. A float rounds each number relative to its own size, by up to 1/16 in e4m3, whatever the
+# scale. So an outlier does not ruin its neighbours, as it would in 8-bit integers. But its own error can be as large as
+# a usual number, and it changes every score that uses it. If the rotation spreads the outlier over 64 channels, the
+# errors of these average out. Block scales help too, from 10.6 to 9.0 % in this run: the largest outlier of each block
+# becomes 448, which e4m3 holds exactly.
 #
-# ## FP8 in the kernel · deeper
-#
-# `kernels/hopper/flash_fp8.py` is chapter 09's kernel with operands in e4m3, and its warp groups do not take turns. The
-# scales of queries and keys become part of the softmax's scale. Values have one scale for each *channel*, which
-# multiplies a finished tile of the output once.
-#
-# The layouts are the hard part. In 8 bits `wgmma`, Hopper's instruction for matrix products, needs the dimension that
-# it sums over to lie innermost. For $P V$ that is the keys, so values must be transposed. A second problem is the left
-# operand. It needs four neighbouring keys in a register, but the scores come in pairs of keys that lie eight apart. The
-# kernel does not move the weights. It stores the *values* in the weights' order instead, because the order of a sum's
-# terms does not matter.
-#
-# What speed do you expect? Products take half as long as in bf16, but exponentials take just as long. That is the same
-# balance as in bf16 with half the head dimension. Chapter 09 has a model of such a schedule, which gives the share of
-# the time in which the matrix units are busy. In FP8 these units are twice as fast, but busy only for the share that
-# belongs to half the head dimension. So the predicted gain is twice that share, divided by the share at the whole head
-# dimension. For 256 that is 2 · 0.86 / 0.99, about 1.7. **Predict** whether a GPU gains more or less.
-
-# %%
-from course_lib.figures.hopper.timeline import busy, run_schedule
-
-# (TFLOP/s in bf16, in FP8) of one H200, 16,384 × 16,384, measured in alternation.
-FP8_ON_AN_H200 = {64: (568, 623), 128: (691, 771), 256: (709, 1163)}
-
-rates = FP8_ON_AN_H200
-on_hopper = machine().tier == "hopper" and machine().compute_capability == (9, 0)
-if on_hopper:
-    from course_lib.hardware.timing import measure_together
-    from course_lib.kernels.hopper import flash as flash_attention_hopper, flash_fp8 as flash_attention_fp8
-    from course_lib.kernels.quantised import fp8 as quantise_fp8
-
-    rates = {}
-    for head_dim in FP8_ON_AN_H200:
-        shape = 1, 2048 // head_dim, 16_384, head_dim
-        tensors = [torch.randn(shape, device=default_device(), dtype=torch.bfloat16) for _ in range(3)]
-        inputs = quantise_fp8.quantise_for_attention(*tensors)
-        runs = {"bf16": partial(flash_attention_hopper.flash_attention_hopper, *tensors),
-                "fp8": partial(flash_attention_fp8.flash_attention_fp8, inputs)}
-        timings = measure_together(runs, seconds=0.2, device=default_device())
-        rates[head_dim] = [timing.rate(4 * 2048 * 16_384**2) / 1e12 for timing in timings.values()]
-print(f"TFLOP/s, {'this GPU' if on_hopper else 'an H200'}, full, 16,384 tokens")
-print("head dimension    bf16     FP8   ratio   predicted")
-for head_dim, (bf16, fp8) in rates.items():
-    half, whole = (busy(run_schedule("two groups, in step, overlapped", dim)) for dim in (head_dim // 2, head_dim))
-    print(f"{head_dim:>14} {bf16:>7.0f} {fp8:>7.0f} {fp8 / bf16:>7.2f} {2 * half / whole:>11.2f}")
+# **In the kernel.** `kernels/hopper/flash_fp8.py` is chapter 09's kernel with operands in e4m3. On one H200 it was 1.64
+# times as fast as in bf16 at head dimension 256, 1.12 times at 128 and 1.10 times at 64 (measured in turns, 16,384
+# tokens). Products take half as long as in bf16, but exponentials take just as long, so the gain grows with the head
+# dimension. Its root mean square error, on 8 heads of 4096 tokens with outliers, is 0.018 with one scale and no
+# rotation, 0.017 with a scale for each block, and **0.0084** with the rotation, 2.1 times less. FlashAttention-3
+# reports 0.024 and 0.0091. `python -m course_lib bench fp8` measures speed and error on your GPU.
 
 # %% [markdown]
-# The gain grows with the head dimension, as the model says, but it is smaller: 64 % at 256, 12 % at 128 and 10 % at 64
-# on that H200. There are two reasons. The model gives products twice the rate, but large matrix products in FP8 ran
-# only 1.8 times as fast as in bf16 on that card. And in the model no instruction waits for another's result. Nsight
-# Compute counts what each unit really did, for 16,384 tokens without a mask:
+# ## Finale: a kernel reads the model's cache
 #
-# | one H200 | matrix units busy | exponentials' unit busy | a scheduler starts an instruction in | clock |
-# |---|---|---|---|---|
-# | bf16, head dimension 128 | 82 % | 42 % | 38 % of the cycles | 1.67 GHz |
-# | bf16, head dimension 64 | 63 % | 65 % | 51 % | 1.77 GHz |
-# | FP8, head dimension 256 | 75 % | 39 % | 39 % | 1.69 GHz |
-# | FP8, head dimension 128 | 47 % | 49 % | 42 % | 1.81 GHz |
-# | FP8, head dimension 64 | 35 % | 72 % | 56 % | 1.81 GHz |
-#
-# In the fourth row, FP8 at head dimension 128, no unit is busy even half of the time. Each warp group goes through a
-# chain in which each step waits for the one before: scores, maximum, exponentials, cast, product. In FP8 the products
-# are too short to cover the rest.
-#
-# Look at the clock too. The card may run at 1.98 GHz, but its power limit slows it down. And do not turn shares into
-# rates: 82 % of 132 · 4096 FLOPs at 1.67 GHz would be 740 TFLOP/s, but the timing above gave 691 on that H200. The
-# profiler watches one launch on a cool card, and the timing is the median of many.
-#
-# The kernel's own error, on 8 heads of 4096 tokens with outliers, is a root mean square (not relative) of 0.018 with
-# one scale and no rotation, 0.017 with a scale for each block, and **0.0084** with the rotation, 2.1 times less.
-# FlashAttention-3 reports 0.024 and 0.0091. `python -m course_lib bench fp8` measures speed and error on your GPU.
-
-# %% [markdown]
-# ## Finale: your kernel reads the model's cache
-#
-# The small model now writes with your kernel of 12.5. The prompt attends to its own keys and values before they are
-# rounded. Then every token is decoded from 4-bit codes. Your kernel has no window, so keys in a group that is not full
-# yet are rounded too, and such a group is quantised anew at each step. (`int4_decode_of_codes` in
-# `course_lib/models/plugged.py` does that.)
+# The small model now writes with the kernel of 12.5, and the cell says whose it is. The prompt attends to its own keys
+# and values before they are rounded. Then every token is decoded from 4-bit codes. The kernel has no window, so keys in
+# a group that is not full yet are rounded too, and such a group is quantised anew at each step. (`int4_decode_of_codes`
+# in `course_lib/models/plugged.py` does that.)
 #
 # **Predict**: does the model write the same text as with a whole cache, from the first byte to the last?
 
@@ -1257,35 +1102,27 @@ print("the same text" if same is None else f"the texts part after {same} bytes")
 #
 # - **vLLM** caches FP8 with a scale for each tensor or each head, and its own documentation
 #   [says](https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache/) that without calibration all scales
-#   are 1. With FlashAttention-3 it rounds the queries to FP8 too, and multiplies in 8 bits. INT4 with a scale for each
-#   token and head came later, in Triton ([vllm#40835](https://github.com/vllm-project/vllm/pull/40835)).
+#   are 1. INT4 with a scale for each token and head came later, in Triton
+#   ([vllm#40835](https://github.com/vllm-project/vllm/pull/40835)).
 # - **SGLang** has FP8 and FP4 caches. Its
-#   [documentation](https://docs.sglang.io/advanced_features/quantized_kv_cache.html) warns of what you counted above:
-#   if dequantising is not fused with attention, it can be extremely slow.
-# - **FlashInfer**'s decode takes two factors, `bmm1_scale` for the scores and `bmm2_scale` for the result. Multiply the
-#   scales of FP8 keys and values into these, as in 12.3.
-# - **KIVI** ([arXiv 2402.02750](https://arxiv.org/abs/2402.02750)) goes down to 2 bits with the axes and the window of
-#   this chapter, and needs no calibration.
+#   [documentation](https://docs.sglang.io/advanced_features/quantized_kv_cache.html) warns that a step can be extremely
+#   slow if dequantising is not fused with attention.
 # - **TurboQuant** ([arXiv 2504.19874](https://arxiv.org/abs/2504.19874)) uses a rotation, as in 12.7. Once an outlier
 #   is spread over all channels, it does not matter along which axis you group, and no token has to wait for others. The
-#   authors report no loss of quality at 3.5 bits. It does not always pay either: for latent attention a user measured
-#   0.20 to 0.81 of the speed of bf16 ([vllm#41803](https://github.com/vllm-project/vllm/issues/41803)).
+#   authors report no loss of quality at 3.5 bits. For latent attention a user measured 0.20 to 0.81 of the speed of
+#   bf16 ([vllm#41803](https://github.com/vllm-project/vllm/issues/41803)).
 #
-# **In this library.** `course_lib/kernels/quantised/` has decode kernels for e4m3 caches, with a scale for each tensor,
-# head or page, and for INT4 caches with their window. It has them for paged and contiguous caches, and kernels that
-# append and quantise in one launch. `python -m course_lib bench quantised` measures decode with each on your GPU,
-# beside FlashInfer's FP8.
+# **In this library.** `course_lib/kernels/quantised/` has decode kernels for paged and contiguous caches in e4m3 and in
+# INT4 with its window, and kernels that append and quantise in one launch.
 #
 # ## Papers
 #
 # - Micikevicius et al.: *FP8 Formats for Deep Learning*, [arXiv 2209.05433](https://arxiv.org/abs/2209.05433): e4m3 and
 #   its sibling e5m2.
-# - Liu et al.: *KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache*,
-#   [arXiv 2402.02750](https://arxiv.org/abs/2402.02750). Section 3 is the axes.
+# - Liu et al.: *KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache*, [arXiv
+#   2402.02750](https://arxiv.org/abs/2402.02750). Section 3 is the axes.
 # - Hooper et al.: *KVQuant*, [arXiv 2401.18079](https://arxiv.org/abs/2401.18079): keys by channel too, but rounded
-#   before the rotary positions rotate them, because that mixes the two channels of a pair. You saw it in the first
-#   picture of the cache.
-# - Zandieh et al.: *TurboQuant*, [arXiv 2504.19874](https://arxiv.org/abs/2504.19874): random rotations.
+#   before the rotary positions mix the two channels of a pair.
 # - Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao: *FlashAttention-3: Fast and Accurate Attention with Asynchrony and
 #   Low-precision*, [arXiv 2407.08608](https://arxiv.org/abs/2407.08608). Section 3.3 is attention in FP8.
 # - Chee, Cai, Kuleshov, De Sa: *QuIP: 2-Bit Quantization of Large Language Models With Guarantees*,

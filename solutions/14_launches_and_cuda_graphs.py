@@ -3,9 +3,10 @@
 #
 # **The question.** Llama-3.2-1B has 1.24 billion weights, which take 2.47 GB in 16 bits. To write one token for one
 # sequence, a decode step reads all of them once. An H200 does that in 0.57 ms, at the 4.37 TB/s that we measured for a
-# read. The step runs about 190 kernels: 16 layers with about a dozen each. For every kernel, PyTorch needs 5 to 10 µs
-# of the host's time. (The *host* is the CPU that runs your Python.) At 8 µs, 190 kernels take the host 1.5 ms. So the
-# GPU could be done after 0.57 ms, but by then the host has not even launched half of the kernels.
+# read. A step with few kernels has about 190: 16 layers with about a dozen each. A small operation costs PyTorch 5 to
+# 10 µs of the host's time, and more on a slow host. (The *host* is the CPU that runs your Python.) At 8 µs, 190 kernels
+# take the host 1.5 ms. So the GPU could be done after 0.57 ms, but by then the host has not even launched half of the
+# kernels.
 #
 # How long does the step take, and how can you shorten it without making a single kernel faster? Write down a guess: how
 # much longer than the sum of its kernels does such a step take, and how close to that sum can you get?
@@ -40,8 +41,8 @@ on_gpu = not interpreting()
 # - If the kernel is a Triton kernel, Triton's launcher looks at every argument. Is this number 1? Is that pointer a
 #   multiple of 16? The answers decide which compiled version runs.
 # - The driver writes the kernel's name and arguments into a queue in memory. The GPU reads this queue.
-# - The GPU takes the next entry from the queue and starts the kernel's programs. Between two kernels this takes 1 to 2
-#   µs, even if the host is far ahead.
+# - The GPU takes the next entry from the queue and starts the kernel's programs. Between two kernels of a graph this
+#   took 0.2 to 1.3 µs on an H100 (recorded; the picture of a layer below shows it).
 #
 # The call returns as soon as the entry is in the queue, so the host can run ahead of the GPU. It stops only where it
 # needs a number that the GPU computes, for example at `.item()`.
@@ -169,8 +170,8 @@ best_step_seconds, best_idle_seconds, best_graph_seconds = verdict.best
 
 # %% [markdown]
 # Now take the step of the question: 190 kernels, each launched in 8 µs, that together take 0.57 ms on the GPU. A graph,
-# which the next section explains, sends the same kernels with one launch of 10 µs, and the GPU leaves gaps of 1.3 µs
-# between them. The 8, 10 and 1.3 µs are assumptions for the prediction; on a GPU you measure your own below.
+# which the next section explains, sends the same kernels with one launch of 10 µs, and the GPU leaves gaps of 0.3 µs
+# between them. The 8, 10 and 0.3 µs are assumptions for the prediction; on a GPU you measure your own below.
 # **Predict** how many times as fast the graph is.
 
 # %%
@@ -178,19 +179,22 @@ predict("14 step of Llama-3.2-1B, launched one by one over as a graph", ..., "ti
 
 # %%
 kernels = (570e-6 / 190,) * 190
-one_by_one, as_graph = best_step_seconds((8e-6,) * 190, kernels, ()), best_graph_seconds(10e-6, kernels, 1.3e-6)
+one_by_one, as_graph = best_step_seconds((8e-6,) * 190, kernels, ()), best_graph_seconds(10e-6, kernels, 0.3e-6)
 measured("14 step of Llama-3.2-1B, launched one by one over as a graph", one_by_one / as_graph, "times")
 idle = best_idle_seconds((8e-6,) * 190, kernels, ())
 print(f"launched one by one: {format_seconds(one_by_one)}, of which the GPU idles {format_seconds(idle)}\n"
       f"as a graph:          {format_seconds(as_graph)}; the kernels alone {format_seconds(sum(kernels))}")
 
 # %% [markdown]
-# > **The answer to the first question: 1.5 ms instead of 0.57 ms, by this count.** The launches decide how long the
-# > step takes, because each one is longer than its kernel. A graph brings the step to 0.83 ms. What is left above 0.57
-# > ms is one launch of the graph and 189 gaps, which the GPU itself needs between kernels. For comparison, others
-# > measured this model at batch 1: a step took 0.79 ms on an H200 and 0.98 ms on an H100. They used a graph whose
-# > kernels start before the one before them has ended
-# > ([msaroufim/megakernels-vs-cuda-graphs](https://github.com/msaroufim/megakernels-vs-cuda-graphs)).
+# > **The answer to the first question: by this count 1.5 ms, and in plain PyTorch 26 ms.** The launches decide how long
+# > the step takes, because each one is longer than its kernel. A graph brings the counted step to 0.64 ms, 0.07 ms
+# > above the sum of its kernels. A real step has more calls. The course's decoder, in plain PyTorch, makes about 1,370
+# > a step, at 19 µs each on the host of one H100: 26.5 ms (recorded, November 2026, batch 1). As a graph the same step
+# > took 3.1 ms, and with five kernels a layer 1.1 ms.
+#
+# So count your own calls before you believe an estimate. Others measured this model at batch 1 with a graph whose
+# kernels start before the one before them has ended: 0.79 ms on an H200, and 0.98 ms on an H100
+# ([msaroufim/megakernels-vs-cuda-graphs](https://github.com/msaroufim/megakernels-vs-cuda-graphs)).
 #
 # ## Record once, replay often
 #
@@ -288,8 +292,15 @@ else:
 # %% [markdown]
 # The kernels are the same in both cases. What the replay saves is the host's time for the launches. On one H100
 # (2026-11-26, PyTorch 2.11) the course's answer took 340 µs when called and 43 µs when replayed, with the sizes of the
-# cell. Its step is about a dozen operations, so one of them cost the host 25 µs on average. That is more than the 5 to
-# 10 µs of an addition, because some operations, such as storing with tensors as indices, are made of several others.
+# cell. Its step is about a dozen operations, so one of them cost the host 25 µs on average. That is more than an
+# addition costs, because some operations, such as storing with tensors as indices, are made of several others.
+#
+# | a captured step | |
+# |---|---|
+# | wins | many small kernels: 340 µs become 43 (measured, as above) |
+# | loses | where kernels hide their launches, as in a long prompt: no gain, and memory for each graph |
+# | falls back | to plain launches, for a batch that no graph fits |
+# | trap | a Python number, a length for example, stays what it was at the capture |
 #
 # ## Batches that come and go · deeper
 #
@@ -303,9 +314,9 @@ else:
 # ([xllm#1939](https://github.com/jd-opensource/xllm/pull/1939)). A padded row needs a length of 0, or a page of the
 # cache that nobody reads.
 #
-# With more buckets you pad less, but each graph takes seconds to capture and megabytes to keep. vLLM captures 1, 2, 4
-# and then every multiple of 8. Which sizes are best depends on how often each batch size occurs. In 14.3 you choose
-# them from such a count.
+# With more buckets you pad less, but each graph takes seconds to capture and megabytes to keep. vLLM captures 1, 2, 4,
+# then every multiple of 8 up to 248, and from 256 on every multiple of 16. Which sizes are best depends on how often
+# each batch size occurs. In 14.3 you choose them from such a count.
 
 # %%
 # Exercise 14.3 · Which batches get a graph
@@ -634,9 +645,7 @@ else:
 #   instruction. On Hopper, recent versions of plain Triton have this: you pass `launch_pdl=True` at the launch, and
 #   call `tl.extra.cuda.gdc_wait()` in the kernel before the first dependent load. You need both. An engine that only
 #   set the attribute gained nothing ([imp#1655](https://github.com/kekzl/imp/issues/1655)). In another case the kernels
-#   did not wait, so they read what was not there yet ([imp#1833](https://github.com/kekzl/imp/issues/1833)). In
-#   llama.cpp, graphs and dependent launches together gave about 10 % more tokens a second on an RTX PRO 6000
-#   ([llama.cpp#22522](https://github.com/ggml-org/llama.cpp/pull/22522)).
+#   did not wait, so they read what was not there yet ([imp#1833](https://github.com/kekzl/imp/issues/1833)).
 # - **A persistent kernel** starts only as many programs as the GPU can hold at once. Each program computes one tile
 #   after another until none is left, so programs are started once instead of in many waves. Chapter 09's attention
 #   kernel is one.
@@ -750,9 +759,10 @@ if math.isfinite(ratio):
 # ends, so it has 12 µs for its first weights. The dashed line says when the first kernel of the next layer starts. In
 # the lower half this is before *down* has ended.
 #
-# The gaps themselves are small. In the upper half there are 0.2 to 0.4 µs between two kernels, and all gaps of the
-# step together take 20 of its 1,115 µs. Most of what is lost, against the 740 µs of the data sheet, is lost inside the
-# kernels: while they start, and while the last programs end.
+# The gaps themselves are small. In the upper half there are 0.2 to 0.4 µs between two kernels of a layer, and 1.3 µs
+# between two layers: 37 µs in 16 layers. The kernels' own times add up to 20 µs less than the step's 1,115 µs. Most of
+# what is lost, against the 740 µs of the data sheet, is lost inside the kernels: while they start, and while the last
+# programs end.
 #
 # With dependent launches the step took 0.98 ms instead of 1.12 ms, so it was 1.14 times as fast. That is 2.53 TB/s,
 # 76 % of the bandwidth in the data sheet. In the comparison cited above, on another machine, the graph with dependent
@@ -760,21 +770,18 @@ if math.isfinite(ratio):
 #
 # The one kernel took 1.16 ms. It has no gaps between kernels, and still it is slower than five kernels in a graph. Each
 # of its programs holds two tiles of weights in registers, so only two programs fit on an SM. While they wait at a
-# barrier, nothing but these tiles is being loaded. To gain something, a megakernel needs what the public ones have.
-# They load weights into shared memory, far ahead of the products. And they have counters for single tiles, where ours
-# has one barrier for all programs.
+# barrier, nothing but these tiles is being loaded. The public megakernels load weights into shared memory, far ahead of
+# the products, and they have counters for single tiles.
 #
 # The table shows something else, too. PyTorch's captured step is a graph as well, but it takes 3.1 ms, 2.8 times as
 # long as our five kernels in a graph. The replay alone is 2.5 ms of that, because the matrix products at batch 1, and
-# the many small kernels between them, do not keep the memory busy. The other 0.5 ms are the host's, before and after
-# the replay. A graph takes the host out of the kernels' way, but it does not make a kernel faster.
+# the many small kernels between them, do not keep the memory busy. The *compiled* step is a graph too and takes 2.7 ms,
+# because the compiler fused small kernels: they take 1.7 ms instead of 2.3. And *five kernels, launched* one by one
+# take 2.8 ms, 2.5 times as long as in a graph. Few kernels are not enough, and neither is a graph: you need both.
 #
-# Now look at the first row. The first answer of this chapter was 1.5 ms for the eager step, and here it took 22 to 37
-# ms. That answer counted a dozen kernels a layer at 8 µs each. The course's decoder, written in plain PyTorch, launches
-# about 560 kernels a step, 35 a layer, and calls some 800 operations that launch nothing, such as views. On this slow
-# host an addition alone took 10.6 µs, and the average over all 1,370 calls, with the Python around them, is 19 µs. So
-# count your own calls before you believe such an estimate. The row rises and falls without order from batch to batch,
-# because the host decides it and not the GPU.
+# Now look at the first row, 22 to 37 ms. Of the decoder's 1,370 calls about 560 launch a kernel, 35 a layer; the
+# others, such as views, launch nothing. On this slow host an addition alone took 10.6 µs. The row rises and falls
+# without order from batch to batch, because the host decides it and not the GPU.
 #
 # ## Programs that stay · deeper
 #

@@ -307,7 +307,8 @@ best_copies_needed, best_schedule, best_pairs_of = check("15.2", copies_needed, 
 
 # %% [markdown]
 # The schedule can drive any clock. Here it compares two ways to add up a million numbers, on your machine: one sum, and
-# a sum of rows that are summed first. Exercise 15.3 asks whether the difference is real.
+# a sum of rows that are summed first. A CPU does it in one thread: with more, other work on the machine decides the
+# times. Exercise 15.3 asks whether the difference is real.
 
 # %%
 def clocked(function, argument) -> float:
@@ -326,7 +327,10 @@ generator = random.Random(15)
 orders = [generator.sample(range(2), 2) for _ in range(60)]
 inputs = [torch.ones(1_000_000, device=device) for _ in range(best_copies_needed(4_000_000, 50_000_000))]
 steps = best_schedule(orders, len(inputs), 10)
+threads = torch.get_num_threads()
+torch.set_num_threads(1)
 times = [clocked(ways[kernel], inputs[copy]) for kernel, copy, _ in steps]
+torch.set_num_threads(threads)
 old, new = best_pairs_of(steps, times, 0, 1)
 print(f"{len(inputs)} copies, {len(old)} pairs; medians {sorted(old)[25]:.0f} µs and {sorted(new)[25]:.0f} µs")
 
@@ -458,7 +462,7 @@ draw_ratios(made_old, made_new, made_lower, made_upper)
 # at once, and leave them out for both methods.
 #
 # The last line of figures is about the two sums that you timed on your machine after exercise 15.2. If its interval
-# holds 1, you have not seen a difference, whatever the two medians say.
+# holds 1, you have not seen a difference, whatever the two medians say. On a busy machine it may be wide; try again.
 #
 # ## Choosing a kernel
 #
@@ -482,8 +486,8 @@ draw_ratios(made_old, made_new, made_lower, made_upper)
 #
 # In this exercise you write a chooser for a small team that uses the table below. The table is one sensible policy and
 # not a law: where two kernels can do the same, measure both. Again the first row that fits decides, so the order of the
-# rows is part of the policy. Pages stand above masks, for example, because a kernel that cannot read pages is of no use
-# to you, however fast it is.
+# rows is part of the policy. Pages stand above masks, because a kernel that cannot read pages is of no use to you,
+# however fast it is. Masks stand above split decode, because the course's split kernel takes no mask.
 #
 # | | when | kernel | reason |
 # |---|---|---|---|
@@ -493,10 +497,10 @@ draw_ratios(made_old, made_new, made_lower, made_upper)
 # | 2 | pages, in float32 | `"course"` | `"dtype"` |
 # | | pages, and a head dimension that is not 64, 128 or 256 | `"course"` | `"head_dim"` |
 # | | all other pages | `"FlashInfer"` | `"pages"` |
-# | 3 | decode, fewer than 100 programs, and 1,024 tokens of context or more | `"split decode"` | `"programs"` |
-# | 4 | a mask given as a tensor | `"SDPA"` | `"mask"` |
-# | 5 | a mask given as a rule, on sm_80 or later | `"FlexAttention"` | `"mask"` |
+# | 3 | a mask given as a tensor | `"SDPA"` | `"mask"` |
+# | 4 | a mask given as a rule, on sm_80 or later | `"FlexAttention"` | `"mask"` |
 # | | a mask given as a rule, before sm_80 | `"SDPA"` | `"mask"` |
+# | 5 | decode, fewer than 100 programs, and 1,024 tokens of context or more | `"split decode"` | `"programs"` |
 # | 6 | float8 on sm_90 | `"FlashAttention 3"` | `"dtype"` |
 # | | float8 on any other GPU | `"FlashInfer"` | `"dtype"` |
 # | 7 | any GPU before sm_80 | `"SDPA"` | `"capability"` |
@@ -529,12 +533,12 @@ def choose(
         return "course", "dtype"
     if page_size > 0:
         return ("FlashInfer", "pages") if head_dim in (64, 128, 256) else ("course", "head_dim")
-    if use == "decode" and programs < 100 and context >= 1024:
-        return "split decode", "programs"
     if mask == "tensor":
         return "SDPA", "mask"
     if mask == "rule":
         return "FlexAttention" if capability >= 80 else "SDPA", "mask"
+    if use == "decode" and programs < 100 and context >= 1024:
+        return "split decode", "programs"
     if dtype == "float8":
         return "FlashAttention 3" if capability == 90 else "FlashInfer", "dtype"
     if capability < 80:

@@ -15,7 +15,13 @@ from packaging.requirements import Requirement
 from course_lib import bootstrap
 from course_lib.home import ROOT
 
-REQUIREMENTS = ("requirements.txt", "requirements-grade.txt", "requirements-site.txt", "requirements-dev.txt")
+REQUIREMENTS = (
+    "requirements.txt",
+    "requirements-grade.txt",
+    "requirements-serve.txt",
+    "requirements-site.txt",
+    "requirements-dev.txt",
+)
 
 
 @pytest.fixture
@@ -301,7 +307,7 @@ def test_every_requirement_has_a_floor_and_a_ceiling():
 
 def test_learners_do_not_install_the_instructors_or_the_maintainers_tools():
     learners = {requirement.name for requirement in requirements("requirements.txt")}
-    for name in ("requirements-grade.txt", "requirements-site.txt", "requirements-dev.txt"):
+    for name in REQUIREMENTS[1:]:
         assert learners.isdisjoint(requirement.name for requirement in requirements(name))
 
 

@@ -49,10 +49,11 @@ def captured_and_replayed(functions, keys, values, steps, warm, unused_slot=None
             name = str(operation)
             if name.startswith(waiting):
                 raise Refused(name.split(".")[1])
-            if name.startswith(("aten.index.", "aten.index_put")) and any(
-                leaf.dtype == torch.bool for leaf in tree_flatten(args[1])[0] if isinstance(leaf, torch.Tensor)
-            ):
-                raise Refused("nonzero")
+            if name.startswith(("aten.index.", "aten.index_put")):
+                chosen = [leaf for leaf in tree_flatten(args[1])[0] if isinstance(leaf, torch.Tensor)]
+                filled = "put" in name and len(chosen) == 1 and args[2].dim() == 0  # masked_fill
+                if any(leaf.dtype == torch.bool for leaf in chosen) and not filled:
+                    raise Refused("nonzero")
             made = operation(*args, **(kwargs or {}))
             self.tape.append((operation, args, kwargs or {}, made))
             return made

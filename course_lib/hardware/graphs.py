@@ -124,7 +124,9 @@ def why_no_graph(operation, args: tuple) -> str | None:
     if torch.Tag.data_dependent_output in operation.tags or operation is torch.ops.aten.equal.default:
         return f"it makes the host wait for a number (`.item()`, a tensor in an `if`: {operation})"
     indexing = operation.overloadpacket in (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
-    masks = indexing and any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    chosen = [index for index in args[1] if index is not None] if indexing else []
+    filled = operation.overloadpacket is not torch.ops.aten.index and len(chosen) == 1 and args[2].dim() == 0
+    masks = any(index.dtype in (torch.bool, torch.uint8) for index in chosen) and not filled  # that is masked_fill
     if masks or torch.Tag.dynamic_output_shape in operation.tags and not indexing:
         return f"it makes the host wait for a number (the size of a result that depends on its contents: {operation})"
     return None

@@ -5,9 +5,14 @@ A copy from ordinary memory makes the host wait until the GPU has done all that 
 then, and the host writes the next ones into another block.
 """
 
+import math
+from collections.abc import Mapping
+
+import numpy as np
 import torch
 
 BLOCKS = 4  # steps that the host may be ahead
+ALIGNMENT = 16  # bytes, which a kernel loads at once
 
 
 class Staging:
@@ -42,3 +47,42 @@ class Staging:
         if event is not None:
             event.record()
         self._next = (self._next + 1) % len(self.blocks)
+
+
+class StagedFields:
+    """Named tensors that lie in one block of memory, here and on the device: one copy sends them all.
+
+    Args:
+        shapes: for each name the dtype and the sizes, as {"tables": (torch.int32, rows, columns)}.
+        device: where they are sent.
+
+    Attributes:
+        on_device: the tensors there, zeros at first, by name.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple], device: torch.device | str):
+        self._places, end = {}, 0
+        for name, (dtype, *sizes) in shapes.items():
+            self._places[name] = end, dtype, sizes
+            end += -(-math.prod(sizes) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        block = torch.zeros(end // 8, dtype=torch.int64, device=device)
+        self._staging = Staging(block)
+        self.on_device = self._fields(block)
+        self._on_host = [
+            {name: field.numpy() for name, field in self._fields(one).items()} for one in self._staging.blocks
+        ]
+
+    def take(self) -> dict[str, np.ndarray]:
+        """The fields to write into: all of them, as they were some steps ago."""
+        return self._on_host[self._staging.take()]
+
+    def send(self) -> None:
+        """Copy what was written to the device, on the current stream."""
+        self._staging.send()
+
+    def _fields(self, block: torch.Tensor) -> dict[str, torch.Tensor]:
+        numbers = block.view(torch.uint8)
+        return {
+            name: numbers[begin : begin + math.prod(sizes) * dtype.itemsize].view(dtype).view(sizes)
+            for name, (begin, dtype, sizes) in self._places.items()
+        }

@@ -20,11 +20,38 @@ import numpy as np
 import torch
 
 from course_lib.hardware.graphs import captured
-from course_lib.hardware.staging import Staging
+from course_lib.hardware.staging import StagedFields
 from course_lib.kernels.common.cache_checks import check_tables
 from course_lib.kernels.decode.append import check_slots
 from course_lib.models.decoder import Decoder
 from course_lib.serving.caches.runs import InPages, Step
+
+
+class KeptMemory:
+    """Where a model's weights and a cache's pages lie, and whether they lie there still: a graph keeps addresses.
+
+    cache: it has its pools of pages as `memory`.
+    """
+
+    def __init__(self, model: Decoder, cache):
+        self._modules = [(module._modules, name, child) for module in model.modules()
+                         for name, child in module._modules.items()]  # fmt: skip
+        self._addresses = [(module._parameters, name, weight.data_ptr()) for module in model.modules()
+                           for name, weight in module._parameters.items() if weight is not None]  # fmt: skip
+        self._cache, self._pools = cache, [pool.data_ptr() for pool in cache.memory]
+
+    def check(self) -> None:
+        """Raise a RuntimeError that names what was replaced or moved."""
+        moved = [name for modules, name, child in self._modules if modules.get(name) is not child]
+        moved += [name for weights, name, address in self._addresses
+                  if (weight := weights.get(name)) is None or weight.data_ptr() != address]  # fmt: skip
+        if [pool.data_ptr() for pool in self._cache.memory] != self._pools:
+            moved.append("the cache's pages")
+        if moved:
+            raise RuntimeError(
+                f"{moved[0]} was replaced or moved after the step was captured, and a graph would read the old memory. "
+                "Copy new contents into the same tensors, or capture again."
+            )
 
 
 class CapturedStep:
@@ -40,26 +67,22 @@ class CapturedStep:
     def __init__(self, model: Decoder, cache: InPages, rows: int, columns: int, spare_page: int, capture: Callable):
         self.model, self.cache, self.rows, self.columns = model, cache, rows, columns
         self.spare_page = spare_page
-        # One block of memory here and on the device: filled by one copy. int32 stands two to a number.
-        size = 3 * rows + -(-(rows + rows * columns) // 2)
-        static = torch.zeros(size, dtype=torch.int64, device=cache.device)
-        self._staging = Staging(static)
-        self._on_host = [self._parts(block) for block in self._staging.blocks]
-        self._tokens, step = self._parts(static)
-        self._view = cache.reading(step)
-        self._clear(*self._on_host[self._staging.take()], 0)
-        self._staging.send()
+        whole = (torch.int64, rows)
+        self._given = StagedFields({
+            "tokens": whole, "positions": whole, "slots": whole, "tables": (torch.int32, rows, columns),
+            "ends": (torch.int32, rows),
+        }, cache.device)  # fmt: skip
+        self._tokens, *step = self._given.on_device.values()
+        self._view = cache.reading(Step(*step))
+        self._clear(self._given.take(), 0)
+        self._given.send()
 
         def run() -> torch.Tensor:
             with torch.no_grad():  # inference_mode, compiled, leaves PyTorch (2.11, 2.13) unusable
                 return model(self._tokens[:, None], self._view, last_only=True)  # [rows, 1, vocabulary]
 
         self._replay = capture(run)
-        self._modules = [(module._modules, name, child) for module in model.modules()
-                         for name, child in module._modules.items()]  # fmt: skip
-        self._addresses = [(module._parameters, name, weight.data_ptr()) for module in model.modules()
-                           for name, weight in module._parameters.items() if weight is not None]  # fmt: skip
-        self._pools = [pool.data_ptr() for pool in cache.memory]
+        self._memory = KeptMemory(model, cache)
 
     def __call__(self, tokens: torch.Tensor, step: Step) -> torch.Tensor:
         """Replay it.
@@ -73,39 +96,31 @@ class CapturedStep:
         launched then.
         """
         self._check_fit(tokens, step)
-        self._check_memory()
+        self._memory.check()
         batch, columns = step.tables.shape
-        host_tokens, host_step = self._on_host[self._staging.take()]
-        for buffer, given in zip(host_step, step):
-            if given is not step.tables:
-                buffer[:batch] = given
-        tables = host_step.tables
-        tables[:batch] = step.tables[:, :1]  # behind a sequence's pages: one that holds finite numbers
-        tables[:batch, :columns] = torch.where(step.tables < 0, step.tables[:, :1], step.tables)
+        host, given = self._given.take(), {name: tensor.numpy() for name, tensor in step._asdict().items()}
+        given_tables = given.pop("tables")
+        for name, numbers in given.items():
+            host[name][:batch] = numbers
+        first = given_tables[:, :1]  # behind a sequence's pages: one that holds finite numbers
+        host["tables"][:batch] = first
+        host["tables"][:batch, :columns] = np.where(given_tables < 0, first, given_tables)
         if batch < self.rows:
-            self._clear(host_tokens, host_step, batch)
+            self._clear(host, batch)
         if tokens.device.type == "cpu":
-            host_tokens[:batch] = tokens[:, 0]
-        self._staging.send()
+            host["tokens"][:batch] = tokens[:, 0].numpy()
+        self._given.send()
         if tokens.device.type != "cpu":  # to the host and back would wait for the GPU
             self._tokens[:batch] = tokens[:, 0]
         return self._replay()[:batch]
 
-    def _parts(self, block: torch.Tensor) -> tuple[torch.Tensor, Step]:
-        """The block's tokens, and its step: views."""
-        rows = self.rows
-        tokens, positions, slots = (block[part * rows : (part + 1) * rows] for part in range(3))
-        narrow = block[3 * rows :].view(torch.int32)
-        tables = narrow[rows : rows + rows * self.columns].view(rows, self.columns)
-        return tokens, Step(positions, slots, tables, narrow[:rows])
-
-    def _clear(self, tokens: torch.Tensor, step: Step, batch: int) -> None:
+    def _clear(self, fields: dict[str, np.ndarray], batch: int) -> None:
         """Make the rows from `batch` on harmless: empty, and their token goes where nobody reads."""
-        tokens[batch:] = 0
-        step.positions[batch:] = 0
-        step.slots[batch:] = self.spare_page * self.cache.page_size
-        step.tables[batch:] = self.spare_page
-        step.ends[batch:] = 0
+        fields["tokens"][batch:] = 0
+        fields["positions"][batch:] = 0
+        fields["slots"][batch:] = self.spare_page * self.cache.page_size
+        fields["tables"][batch:] = self.spare_page
+        fields["ends"][batch:] = 0
 
     def _check_fit(self, tokens: torch.Tensor, step: Step) -> None:
         batch, columns = step.tables.shape
@@ -131,18 +146,6 @@ class CapturedStep:
             raise ValueError(
                 f"a sequence has page {self.spare_page}, where the rows behind a batch store their tokens. Give the "
                 "cache one page more than the allocator hands out, and name that one spare_page."
-            )
-
-    def _check_memory(self) -> None:
-        moved = [name for modules, name, child in self._modules if modules.get(name) is not child]
-        moved += [name for weights, name, address in self._addresses
-                  if (weight := weights.get(name)) is None or weight.data_ptr() != address]  # fmt: skip
-        if [pool.data_ptr() for pool in self.cache.memory] != self._pools:
-            moved.append("the cache's pages")
-        if moved:
-            raise RuntimeError(
-                f"{moved[0]} was replaced or moved after the step was captured, and a graph would read the old memory. "
-                "Copy new contents into the same tensors, or make a new CapturedDecoder."
             )
 
 

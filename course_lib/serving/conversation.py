@@ -1,137 +1,91 @@
-"""A conversation with a published model: each answer streams as text, and what was said stays in the cache.
+"""A conversation with a published model: each answer streams as text, and what was said is not computed again.
 
     model, tokenizer = load("SmolLM2-135M-Instruct")        # course_lib.models.loading.pretrained
-    talk = Conversation(model, tokenizer)
+    talk = Conversation(new_engine(model, tokenizer))
     for piece in talk.say("What is the capital of France?"):
         print(piece, end="", flush=True)
 
-A turn runs only what the cache does not hold: of the second question its own tokens, not the first one's again.
+Each question is a request with the whole conversation as its prompt. The engine has the beginning in its pages still.
 """
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Generator
 
 import torch
 
-from course_lib.hardware.device import interpreting
-from course_lib.kernels.attention.operator import attention as kernel_attention
-from course_lib.kernels.decode.attention import decode_attention
 from course_lib.models.decoder import Decoder
-from course_lib.models.glue import FUSED, TORCH
 from course_lib.models.loading.tokenizer import Tokenizer
-from course_lib.models.torch_attention import torch_attention
-from course_lib.serving.caches.contiguous import KVCache
-from course_lib.serving.generation import stream
+from course_lib.serving.engine import Engine
+from course_lib.serving.metrics import Times
+from course_lib.serving.requests import GREEDY, Request, Sampling
 
-ROOM = 2048  # tokens of a conversation, unless another number is asked for
+PAGE_SIZE = 16
+SHARE_OF_FREE_MEMORY = 0.8  # of a GPU, for the cache; the rest is for what a step computes
+TOKENS_ON_CPU = 8192
 
 
-@dataclass
-class Pace:
-    """How fast an answer came: tokens, seconds until the first one, and seconds in all."""
+def new_engine(model: Decoder, tokenizer: Tokenizer, *, pages: int | None = None, **options) -> Engine:
+    """An engine with pages of PAGE_SIZE tokens: for a good part of a GPU's free memory, on a CPU for TOKENS_ON_CPU.
 
-    tokens: int = 0
-    first: float = 0.0
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        if not self.tokens:
-            return "no tokens"
-        rate = (self.tokens - 1) / max(self.seconds - self.first, 1e-9)
-        after = f", then {rate:.1f} a second" if self.tokens > 1 else ""
-        return f"{self.tokens} tokens, the first after {self.first:.2f} s{after}"
+    pages: another number. options: further arguments of `Engine`.
+    """
+    if pages is None and model.device.type == "cpu":
+        pages = TOKENS_ON_CPU // PAGE_SIZE
+    elif pages is None:
+        free, _ = torch.cuda.mem_get_info(model.device)
+        page_bytes = PAGE_SIZE * model.config.cache_bytes_per_token(model.dtype.itemsize)
+        pages = max(1, math.floor(SHARE_OF_FREE_MEMORY * free / page_bytes))
+    return Engine(model, tokenizer, pages=pages, page_size=PAGE_SIZE, **options)
 
 
 class Conversation:
-    """What was said so far, and a cache that holds it.
+    """What was said so far.
 
     Args:
-        model, tokenizer: of `load`.
-        kernels: attention and glue by the course's kernels, or by PyTorch's operations. None takes the kernels on a GPU
-            alone: in Triton's interpreter a token takes seconds.
+        engine: that answers; others may use it too, as long as one at a time steps it.
         system: what the model is told before all; None leaves that to its template.
-        room: tokens that the conversation may have.
 
     Attributes:
         messages: as the model's template takes them.
-        pace: of the last answer.
+        times: of the last answer.
     """
 
-    def __init__(
-        self,
-        model: Decoder,
-        tokenizer: Tokenizer,
-        *,
-        kernels: bool | None = None,
-        system: str | None = None,
-        room: int = ROOM,
-    ):
-        kernels = not interpreting() if kernels is None else kernels
-        self.model, self.tokenizer = model, tokenizer
-        model.glue = FUSED if kernels else TORCH
-        self.cache = KVCache(
-            model.config,
-            1,
-            min(room, model.config.context),
-            dtype=model.dtype,
-            device=model.device,
-            attention=kernel_attention if kernels else torch_attention,
-            decode=decode_attention if kernels else None,
-        )
+    def __init__(self, engine: Engine, system: str | None = None):
+        self.engine = engine
         self.messages = [] if system is None else [{"role": "system", "content": system}]
-        self.pace = Pace()
-        self._held: list[int] = []  # tokens in the cache
+        self.times: Times | None = None
 
-    def say(self, text: str, *, new_tokens: int = 256, temperature: float = 0.0, seed: int = 0) -> Iterator[str]:
+    def say(self, text: str, *, new_tokens: int = 256, sampling: Sampling = GREEDY) -> Generator[str, None, None]:
         """The model's answer to `text`, in pieces as they are known.
 
         Args:
             text: the user's next message.
             new_tokens: at most so many; an answer that reaches them ends in the middle.
-            temperature, seed: see `stream`.
+            sampling: how they are chosen.
 
-        An answer that is not taken to its end is kept as far as it was taken. Raises a ValueError when the conversation
-        does not fit into its room; nothing has been added to it then.
+        An answer that is not taken to its end is kept as far as it was taken. Raises what `Engine.submit` raises, with
+        nothing added to the conversation, and a RuntimeError where the model failed.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
-        prompt = self.tokenizer.conversation(asked).tolist()
-        if len(prompt) + new_tokens > self.cache.capacity:
-            raise ValueError(
-                f"the conversation has {len(prompt)} tokens, and with {new_tokens} of an answer it does not fit into "
-                f"{self.cache.capacity}. Begin a new one, ask for a shorter answer, or give it more room (the model "
-                f"was made for {self.model.config.context})."
-            )
-        self.messages = asked
-        return self._answer(prompt, new_tokens, temperature, seed)
+        number = self.engine.submit(Request(self.engine.tokenizer.conversation(asked).tolist(), new_tokens, sampling))
+        self.messages, self.times = asked, self.engine.metrics.times[number]
+        return self._answer(number)
 
-    def _answer(self, prompt: list[int], new_tokens: int, temperature: float, seed: int) -> Iterator[str]:
-        held = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(self._held, prompt[:-1])))
-        self.cache.truncate(min(held, self.cache.length))
-        written: list[int] = []
-        self.pace = Pace()
-        said = ""
+    def _answer(self, number: int) -> Generator[str, None, None]:
+        said, ended = "", None
         try:
-            tokens = self._tokens(prompt[self.cache.length :], written, new_tokens, temperature, seed)
-            for piece in self.tokenizer.streamed(tokens):
-                said += piece
-                yield piece
+            while ended is None:
+                for event in self.engine.step():
+                    if event.number != number:
+                        continue
+                    if event.error:
+                        raise RuntimeError(event.error)
+                    ended = event.ended
+                    if event.text:
+                        said += event.text
+                        yield event.text
         finally:
-            self._held = (prompt + written)[: self.cache.length]
+            self.engine.cancel(number)
             self.messages = [*self.messages, {"role": "assistant", "content": said}]
-
-    def _tokens(self, prompt, written, new_tokens, temperature, seed) -> Iterator[int]:
-        begun = time.perf_counter()
-        fed = torch.tensor([prompt], device=self.model.device)
-        options = {"cache": self.cache, "temperature": temperature, "seed": seed}
-        for token in stream(self.model, fed, new_tokens, **options):
-            written.append(int(token))
-            self.pace.seconds = time.perf_counter() - begun
-            self.pace.first = self.pace.first or self.pace.seconds
-            if written[-1] in self.tokenizer.stops:
-                return
-            self.pace.tokens += 1
-            yield written[-1]

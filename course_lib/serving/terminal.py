@@ -7,7 +7,8 @@ from pathlib import Path
 
 from course_lib.hardware.device import interpreting, machine
 from course_lib.models.loading.pretrained import load
-from course_lib.serving.conversation import Conversation
+from course_lib.serving.conversation import Conversation, new_engine
+from course_lib.serving.requests import Sampling
 
 
 def chat(
@@ -18,14 +19,13 @@ def chat(
     Args:
         source: as `load` takes it.
         question: what to answer; None reads lines.
-        kernels: as `Conversation` takes it.
-        new_tokens, temperature, seed: as `Conversation.say` takes them.
+        kernels: as `Engine` takes it.
+        new_tokens, temperature, seed: as `Conversation.say` and `Sampling` take them.
 
     Errors are those of `load`; a message that does not fit is told, and the conversation goes on without it.
     """
-    model, tokenizer = load(source)
-    talk = Conversation(model, tokenizer, kernels=kernels)
-    options = {"new_tokens": new_tokens, "temperature": temperature, "seed": seed}
+    talk = Conversation(new_engine(*load(source), kernels=kernels))
+    options = {"new_tokens": new_tokens, "sampling": Sampling(temperature, seed=seed)}
     if question is not None:
         _answer(talk, question, options)
     else:
@@ -41,7 +41,7 @@ def _answer(talk: Conversation, question: str, options: dict) -> None:
     for piece in talk.say(question, **options):
         print(piece, end="", flush=True)
     print(flush=True)
-    print(f"({talk.pace})", file=sys.stderr)
+    print(f"({talk.times})", file=sys.stderr)
 
 
 def _how(kernels: bool | None) -> str:

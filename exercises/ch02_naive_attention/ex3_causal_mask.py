@@ -6,9 +6,9 @@ import torch
 
 from course_lib.checker import Case, Exercise, Forbids
 from course_lib.checker.specification.contract import Contract
+from exercises.ch02_naive_attention.causal_slips import MODELS
 from exercises.ch02_naive_attention.contracts import SCORES, by_log_sum_exp, lowest
-from exercises.ch02_naive_attention.mask_model import mask_model, unguarded_mask_model
-from exercises.ch02_naive_attention.masks import causal_oracle, causal_visible
+from exercises.ch02_naive_attention.masks import causal_softmax, causal_visible
 
 
 def causal_cases(draw):
@@ -28,7 +28,7 @@ def causal_cases(draw):
 
 
 def causal_by_log_sum_exp(scores):
-    return by_log_sum_exp(scores, causal_visible(*scores.shape[-2:]))
+    return by_log_sum_exp(scores, causal_visible(*scores.shape[-2:], scores.shape[-1]))
 
 
 def causal_in_float32(scores):
@@ -59,10 +59,10 @@ EXERCISE = Exercise(
     title="The causal mask",
     entries=("causal_softmax",),
     cases=causal_cases,
-    oracle=causal_oracle,
+    oracle=causal_softmax,
     contracts=(CONTRACT,),
     plain=(causal_by_log_sum_exp, causal_in_float32),
-    models=(mask_model(), unguarded_mask_model()),
+    models=MODELS,
     requirements=(Forbids(("scaled_dot_product_attention", "_scaled_dot_product")),),
     hints=(
         "Draw 3 queries against 5 keys. The last query is the newest token. Which keys may it see? Which keys may the "

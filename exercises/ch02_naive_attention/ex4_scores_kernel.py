@@ -9,8 +9,7 @@ from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch02_naive_attention.ex1_bytes_of_three_passes import pass_bytes_oracle
-from exercises.ch02_naive_attention.product_model import scores_model
-from exercises.ch02_naive_attention.product_slips import SCORES
+from exercises.ch02_naive_attention.product_model import SCORES_MODEL
 from exercises.ch02_naive_attention.requirements import MATRIX_PRODUCTS, PATIENT, SMALLEST_TILE, UNMASKED_WRITE, OnePass
 from exercises.topics.evidence import first_access
 from exercises.topics.pytorch_operations import ARITHMETIC
@@ -159,7 +158,7 @@ EXERCISE = Exercise(
     oracle=scores_oracle,
     contracts=(CONTRACT,),
     plain=(scores_in_turn, scores_scaled_first),
-    models=(scores_model(SCORES),),
+    models=(SCORES_MODEL,),
     needs=TRITON,
     limits=PATIENT,
     uses_dot=True,

@@ -8,19 +8,19 @@ from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, 
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch02_naive_attention.contracts import SCORES, by_log_sum_exp
-from exercises.ch02_naive_attention.masks import causal_oracle, causal_visible
+from exercises.ch02_naive_attention.masks import causal_softmax, causal_visible
 from exercises.ch02_naive_attention.requirements import PATIENT, OnePass
-from exercises.ch02_naive_attention.row_softmax_model import row_softmax_model
+from exercises.ch02_naive_attention.row_softmax_model import MODEL
 from exercises.topics.evidence import first_access
 from exercises.topics.pytorch_operations import ARITHMETIC
 
 
 def row_softmax_oracle(scores, causal, memory=False):
-    return causal_oracle(scores) if causal else torch.softmax(scores, dim=-1)
+    return causal_softmax(scores) if causal else torch.softmax(scores, dim=-1)
 
 
 def row_by_log_sum_exp(scores, causal, memory=False):
-    return by_log_sum_exp(scores, causal_visible(*scores.shape[-2:]) if causal else None)
+    return by_log_sum_exp(scores, causal_visible(*scores.shape[-2:], scores.shape[-1]) if causal else None)
 
 
 def row_softmax_bytes(scores, causal):
@@ -132,7 +132,7 @@ EXERCISE = Exercise(
     oracle=row_softmax_oracle,
     contracts=(CONTRACT,),
     plain=(row_by_log_sum_exp,),
-    models=(row_softmax_model(),),
+    models=(MODEL,),
     needs=TRITON,
     limits=PATIENT,
     requirements=(

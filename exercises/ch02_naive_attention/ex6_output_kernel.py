@@ -8,8 +8,7 @@ from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, 
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch02_naive_attention.ex1_bytes_of_three_passes import pass_bytes_oracle
-from exercises.ch02_naive_attention.product_model import output_model
-from exercises.ch02_naive_attention.product_slips import OUTPUT
+from exercises.ch02_naive_attention.product_model import OUTPUT_MODEL
 from exercises.ch02_naive_attention.requirements import MATRIX_PRODUCTS, PATIENT, SMALLEST_TILE, UNMASKED_WRITE, OnePass
 from exercises.topics.evidence import first_access
 from exercises.topics.pytorch_operations import ARITHMETIC
@@ -159,7 +158,7 @@ EXERCISE = Exercise(
     cases=output_cases,
     oracle=output_oracle,
     contracts=(CONTRACT,),
-    models=(output_model(OUTPUT),),
+    models=(OUTPUT_MODEL,),
     needs=TRITON,
     limits=PATIENT,
     uses_dot=True,

@@ -1,8 +1,4 @@
-"""The softmax kernel of exercise 2.5 step by step, with what can go wrong at each step.
-
-A program holds one row in a tile of the next power of two. All rows are computed at once, in float32, on the case's own
-tensor: a wrong stride reads what the kernel reads. The slips of the causal mask are those of exercise 2.3.
-"""
+"""The softmax kernel of exercise 2.5, and what can go wrong in it. The slips of the causal mask are those of 2.3."""
 
 from __future__ import annotations
 
@@ -10,265 +6,234 @@ import math
 
 import torch
 
-from course_lib.checker.specification.model import Model, Slip, Slips
-from exercises.ch02_naive_attention.mask_model import FINITE, MASK_SLIPS, causal_mask
+from course_lib.checker.specification.edits import DoesNotRun, edits, model_of
+from exercises.ch02_naive_attention import masks as told
+from exercises.ch02_naive_attention.masks import OF_THE_MASK, causal_visible, over_the_sum_or_1
 from exercises.ch02_naive_attention.product_slips import HEADS_MISSING
-from exercises.topics.attention_steps import STAND_INS
-from exercises.topics.memory import load, store, tile_offsets
-
-WIDTHS = tuple(2**power for power in range(4, 14))  # tiles that are too narrow for some rows
-LOW_WAYS = ("", "_hidden_alone", "_and_zeroed", "_as_other")  # `other=` is cast to the scores' dtype
-LOW = tuple(f"hidden_scored_low__{name}{way}" for name in STAND_INS for way in LOW_WAYS)
+from exercises.topics.attention_steps import ALL, STAND_INS
+from exercises.topics.pointers import load, put
 
 
-def row_softmax_model() -> Model:
-    """The model, called with scores, causal and whether the result's memory is read row after row.
-
-    Styles: "unguarded" measures a row that sees no key from minus infinity, and divides by a sum of 0; the tile may be
-    twice as wide as it need be.
-    """
-    return Model(_compute, SLIPS, styles=((), ("unguarded",), ("twice_as_wide",)))
-
-
-def _compute(s: Slips, scores: torch.Tensor, causal: bool, memory: bool = False) -> torch.Tensor:
+def row_softmax(scores, causal, memory=False):
+    """All programs at once, [query_length, heads, block]. memory: whether the result is read as contiguous memory."""
     heads, query_length, key_length = scores.shape
-    causal = causal and not s("causal_ignored") or s("causal_always")
-    block = (1 << (key_length - 1).bit_length()) * (2 if s("twice_as_wide") else 1)
-    block = next((width for width in WIDTHS if width < key_length and s(f"only_first_tile__{width}")), block)
-    if s("only_first_tile__half"):
-        block = max(1, block // 2)
-    by_queries = s("query_length_for_key_length", "query_length_for_key_length__in_the_store")
-    inside = torch.arange(block) < (query_length if by_queries else key_length)  # [block]
-    visible = inside.expand(query_length, block)  # [query_length, block]
-    if causal:
-        visible = visible & causal_mask(s, query_length, key_length, block)
-    x = _loaded(s, scores, query_length, inside)  # [heads, query_length, block]
-    if s("wrong_axis"):
-        return _over_queries(s, x, visible)[..., :key_length].to(scores.dtype)
-
-    afterwards = s("mask_after_softmax", "renormalised_afterwards")
-    counted = inside.expand_as(visible) if afterwards else visible
-    hidden, tail = _fills(s, causal, scores.dtype)
-    x = torch.where(counted, x, torch.where(inside, hidden, tail))
-    weights, total = _weights(s, x, counted)
-    if s(*(name for name in LOW if name.endswith("_and_zeroed")), "hidden_scored_zero__and_zeroed"):
-        weights = torch.where(visible, weights, 0.0)
-    unguarded = s("unguarded", "empty_row_nan")
-    result = weights if s("not_normalised") else weights / (total if unguarded else torch.where(total == 0, 1.0, total))
-    if afterwards:
-        result = torch.where(visible, result, 0.0)
-    if s("renormalised_afterwards"):
-        kept = result.sum(-1, keepdim=True)
-        result = result / torch.where(kept == 0, 1.0, kept)
-    if s("hidden_not_stored"):
-        result = torch.where(visible, result, math.nan)
-    if s("query_length_for_key_length__in_the_store"):
-        result = torch.where(inside, result, math.nan)
-    result = torch.nn.functional.pad(result[..., :key_length], (0, max(0, key_length - block)), value=math.nan)
-    return _stored(s, scores, result.to(scores.dtype), memory)
+    block = 1 << (key_length - 1).bit_length()
+    row, head, keys = torch.arange(query_length)[:, None], torch.arange(heads), torch.arange(block)
+    inside = keys < key_length
+    visible = causal_visible(query_length, key_length, block)[:, None] if causal else ALL
+    places = head * scores.stride(0) + row * scores.stride(1)
+    loaded = load(scores, places[..., None] + keys, inside, -math.inf).float()
+    counted = torch.where(visible, loaded, -math.inf)
+    top = counted.amax(-1, keepdim=True)
+    reference = torch.where(top == -math.inf, 0.0, top)
+    weights = torch.exp(counted - reference)
+    total = weights.sum(-1, keepdim=True)
+    divisor = torch.where(total == 0, 1.0, total)
+    shares = weights / divisor
+    result = torch.full(scores.shape, torch.nan, dtype=scores.dtype)
+    rows = head * result.stride(0) + row * result.stride(1)
+    stored = keys < key_length
+    put(result, rows[..., None] + keys, shares, stored)
+    return result
 
 
-def _loaded(s: Slips, scores: torch.Tensor, rows: int, inside: torch.Tensor) -> torch.Tensor:
-    """float32 [heads, rows, block] as the kernel's pointers reach them."""
-    heads, key_length = scores.shape[0], scores.shape[2]
-    head, row, _ = scores.stride()
-    if s("strides_ignored"):
-        head, row = rows * key_length, key_length
-    if s("strides_ignored__rows"):
-        row = key_length
-    if s("strides_ignored__heads"):
-        head = rows * key_length
-    if s("strides_ignored__heads_by_rows"):
-        head = rows * row
-    if s("strides_exchanged"):
-        head, row = row, head
-    if s("head_ignored"):
-        head = 0
-    if s("row_ignored"):
-        row = 0
-    return load(s, scores, tile_offsets(rows, len(inside), (head, row, 1), heads), inside).float()
+def smallest(counted, key_length):
+    """The minimum of each tile. In one that is always wider than the row it is -inf: that is `no_maximum`."""
+    if counted.shape[-1] >= 2 * key_length:
+        raise DoesNotRun
+    return counted.amin(-1, keepdim=True)
 
 
-def _fills(s: Slips, causal: bool, dtype: torch.dtype) -> tuple[float, float]:
-    """What stands for the score of a hidden key, and of a key that does not exist."""
-    hidden = tail = -math.inf
-    for name, number in STAND_INS.items():
-        if s(*(f"hidden_scored_low__{name}{way}" for way in LOW_WAYS)):
-            hidden, tail = number, -math.inf if s(f"hidden_scored_low__{name}_hidden_alone") else number
-        if s(f"hidden_scored_low__{name}_as_other"):
-            hidden = tail = float(torch.tensor(number).to(dtype))
-    if s("hidden_scored_zero", "hidden_scored_zero__and_zeroed", "hidden_and_tail_scored_zero"):
-        hidden = 0.0
-    if s("hidden_and_tail_scored_zero", "tail_scored_zero__always") or s("tail_scored_zero") and not causal:
-        tail = 0.0  # a causal mask hides what lies past the end as well, where it is applied after the load
-    if s("empty_row_uniform"):
-        hidden = -1e30
-    if s("empty_row_uniform__tail_too", "empty_row_uniform__as_other"):
-        hidden = tail = float(torch.tensor(-1e30).to(dtype)) if s("empty_row_uniform__as_other") else -1e30
-    return hidden, tail
+def in_memory_like(scores, result):
+    """The memory of a result that has the strides of the scores, read row after row."""
+    return torch.empty_like(scores).copy_(result).as_strided(result.shape, result.stride())
 
 
-def _weights(s: Slips, x: torch.Tensor, counted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """exp(score - maximum), and their sum [..., 1]."""
-    lowest = s("minimum_for_maximum") and not s("twice_as_wide")  # there it is -inf, and as good as no maximum
-    top = x.amin(-1, keepdim=True) if lowest else x.amax(-1, keepdim=True)
-    if s("zeros_in_the_maximum") and not bool(counted.all()):
-        top = torch.where(counted.all(-1, keepdim=True), top, top.clamp(min=0.0))
-    if s("maximum_starts_at_zero"):
-        top = top.clamp(min=0.0)
-    if not s("unguarded", "empty_row_nan"):
-        top = torch.where(top == -math.inf, 0.0, top)
-    if s("no_maximum"):
-        top = torch.zeros_like(top)
-    weights = torch.exp2(x - top) if s("base_2") else torch.exp(x - top)
-    if s("maximum_added"):
-        weights = torch.exp(x + top)
-    return weights, weights.sum(-1, keepdim=True)
-
-
-def _over_queries(s: Slips, x: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-    shares = torch.softmax(torch.where(visible, x, -math.inf), dim=-2)
-    return shares if s("unguarded") else torch.where(visible, shares, 0.0)
-
-
-def _stored(s: Slips, scores: torch.Tensor, result: torch.Tensor, memory: bool) -> torch.Tensor:
-    """The result as it lies in memory; NaN where no one wrote."""
-    heads, rows, columns = result.shape
-    if s("only_first_head"):
-        result[1:] = math.nan
-    if s("only_first_row"):
-        result[:, 1:] = math.nan
-    if s("result_not_contiguous"):
-        like = torch.empty_like(scores)
-        return like.copy_(result).as_strided(result.shape, result.stride()) if memory else result
-    own = head, row = result.stride()[:2]
-    if s("result_strides", "result_strides__heads"):
-        head = scores.stride(0)
-    if s("result_strides", "result_strides__rows"):
-        row = scores.stride(1)
-    if s("stored_in_one_head"):
-        head = 0
-    if (head, row) == own:
-        return result
-    program = torch.arange(rows)[None, :, None] * heads + torch.arange(heads)[:, None, None]
-    return store(s, result, tile_offsets(rows, columns, (head, row, 1), heads), program)
-
-
-_TAIL_ZERO = (
-    "The tile is wider than the row, and its places past the last key were loaded as 0 (`other=0.0`). Each of them "
-    'adds exp(0 - maximum) to the sum. Load with `other=float("-inf")`.'
-)
-_NARROW = (
+BLOCK, STORED = "1 << (key_length - 1).bit_length()", "shares, stored"
+HEAD_STRIDE, ROW_STRIDE = "scores.stride(0)", "scores.stride(1)"
+RESULT_HEAD_STRIDE, RESULT_ROW_STRIDE = "result.stride(0)", "result.stride(1)"
+INSIDE, TAIL, COUNTED = "inside = keys < key_length", "inside, -math.inf", "torch.where(visible, loaded, -math.inf)"
+TOP, SHARES = "counted.amax(-1, keepdim=True)", "weights / divisor"
+UNGUARDED = ("torch.where(top == -math.inf, 0.0, top)", "top", "torch.where(total == 0, 1.0, total)", "total")
+ZEROED = (SHARES, f"torch.where(visible, {SHARES}, 0.0)")
+NARROW = (
     "Only the first tile of each row was computed, and the rest of the row was never written. Make the tile as wide "
     "as the row: `triton.next_power_of_2(key_length)`."
 )
-_UNIFORM = next(slip.sentence for slip in MASK_SLIPS if slip.id == "empty_row_uniform")
-SLIPS = (
-    Slip("only_first_head", HEADS_MISSING),
-    Slip(
-        "only_first_row",
+
+
+def hidden_alone(number) -> tuple[str, str]:
+    """A number for the scores of hidden keys; places past the end stay -inf."""
+    return COUNTED, f"torch.where(visible | ~inside, loaded, {number})"
+
+
+def hidden_and_tail(number) -> tuple[str, str]:
+    return COUNTED, f"torch.where(visible & inside, loaded, {number})"
+
+
+def as_other(number) -> tuple[str, ...]:
+    """A number by `other=`, which is cast to the dtype of the scores."""
+    return TAIL, f"visible & inside, {number}", COUNTED, "loaded"
+
+
+CHANGES = (
+    *edits(HEADS_MISSING, only_first_head=(STORED, f"{STORED} & (head[:, None] == 0)")),
+    *edits(
         "Only the first row of each head was written. The grid has a program for each row: (query_length, heads).",
+        only_first_row=(STORED, f"{STORED} & (row[..., None] == 0)"),
     ),
-    Slip(
-        "stored_in_one_head",
+    *edits(
         "Every head's rows were stored in head 0's place, where the last ones stay. Add `head * result_head_stride` to "
         "the result's pointer.",
+        stored_in_one_head=(RESULT_HEAD_STRIDE, "0"),
     ),
-    Slip(
-        "head_ignored", "Every head was computed from the scores of head 0. Add `head * scores_head_stride` to the row."
+    *edits(
+        "Every head was computed from the scores of head 0. Add `head * scores_head_stride` to the row.",
+        head_ignored=(HEAD_STRIDE, "0"),
     ),
-    Slip("row_ignored", "Every row was computed from a head's row 0. Add `row * scores_row_stride` to the pointer."),
-    Slip("not_normalised", "The weights were not divided by their sum: the largest of each row is 1."),
-    Slip(
-        "no_maximum",
+    *edits(
+        "Every row was computed from a head's row 0. Add `row * scores_row_stride` to the pointer.",
+        row_ignored=(ROW_STRIDE, "0"),
+    ),
+    *edits(
+        "The weights were not divided by their sum: the largest of each row is 1.", not_normalised=(SHARES, "weights")
+    ),
+    *edits(
         "The maximum was not subtracted. exp(89) is already more than float32 holds; the row then reads infinity / "
         "infinity. Subtract the row's maximum first: the result is the same and no exponent is above 0.",
+        no_maximum=("counted - reference", "counted"),
     ),
-    Slip(
-        "minimum_for_maximum",
+    *edits(
         "The smallest score of the row was subtracted where the largest belongs: `tl.max(scores, axis=0)`.",
+        minimum_for_maximum=(TOP, "smallest(counted, key_length)"),
     ),
-    Slip("maximum_added", "The maximum was added to the scores. Subtract it: no exponent is then above 0."),
-    Slip(
-        "maximum_starts_at_zero",
-        "The maximum is never below 0. Where all scores of a row lie far below 0, every exponential underflows and "
-        "the sum is 0. Take the row's own maximum.",
+    *edits(
+        "The maximum was added to the scores. Subtract it: no exponent is then above 0.",
+        maximum_added=("counted - reference", "counted + reference"),
     ),
-    Slip(
-        "zeros_in_the_maximum",
+    *edits(
+        "The maximum is never below 0. Where all scores of a row lie far below 0, every exponential underflows and the "
+        "sum is 0. Take the row's own maximum.",
+        maximum_starts_at_zero=(TOP, f"{TOP}.clamp(min=0.0)"),
+    ),
+    *edits(
         "Zeros from `other=0.0` take part in the maximum. Where the row's scores lie far below 0, every exponential "
         'underflows and the sum is 0. Load with `other=float("-inf")`.',
+        zeros_in_the_maximum=(TOP, "torch.where(visible & inside, loaded, 0.0).amax(-1, keepdim=True)"),
     ),
-    Slip(
-        "base_2",
+    *edits(
         "The exponential is tl.exp2 of natural scores, and 2^x is not e^x. Take tl.exp, or multiply the scores by "
         "log2(e) first.",
+        base_2=("torch.exp(", "torch.exp2("),
     ),
-    Slip("tail_scored_zero", _TAIL_ZERO),
-    Slip("tail_scored_zero__always", _TAIL_ZERO),
-    Slip(
-        "hidden_and_tail_scored_zero",
+    *edits(
+        "The tile is wider than the row, and its places past the last key were loaded as 0 (`other=0.0`). Each of them "
+        'adds exp(0 - maximum) to the sum. Load with `other=float("-inf")`.',
+        tail_scored_zero=(TAIL, "inside, 0.0"),
+        tail_scored_zero__always=(TAIL, "inside, 0.0", COUNTED, "torch.where(visible | ~inside, loaded, -math.inf)"),
+    ),
+    *edits(
         "Hidden keys, and places past the last key, were loaded as 0, by `other=0.0`. A score of 0 has the weight "
         'exp(0 - maximum), which is not 0. Load with `other=float("-inf")`.',
+        hidden_and_tail_scored_zero=hidden_and_tail(0.0),
     ),
-    Slip("causal_ignored", "`causal` has no effect: with it, a query sees no key behind its own position."),
-    Slip("causal_always", "The mask is there without `causal` too. Hide keys where CAUSAL says so, and only there."),
-    *(slip for slip in MASK_SLIPS if slip.mistake != "hidden_scored_low"),
-    *(Slip(name, FINITE, alone=True) for name in LOW),
-    Slip("empty_row_uniform__tail_too", _UNIFORM),
-    Slip("empty_row_uniform__as_other", _UNIFORM),
-    Slip(
-        "hidden_not_stored",
+    *edits(
+        "`causal` has no effect: with it, a query sees no key behind its own position.",
+        causal_ignored=("if causal", "if False"),
+    ),
+    *edits(
+        "The mask is there without `causal` too. Hide keys where CAUSAL says so, and only there.",
+        causal_always=("if causal", "if True"),
+    ),
+    *OF_THE_MASK,
+    *edits(told.MASK_AFTER_SOFTMAX, mask_after_softmax=(COUNTED, "loaded", *ZEROED)),
+    *edits(
+        told.RENORMALISED,
+        renormalised_afterwards=(COUNTED, "loaded", SHARES, f"over_the_sum_or_1({ZEROED[1]}, -1)"),
+    ),
+    *edits(
+        told.HIDDEN_ZERO,
+        hidden_scored_zero=hidden_alone(0.0),
+        hidden_scored_zero__and_zeroed=(*hidden_alone(0.0), *ZEROED),
+    ),
+    *edits(told.EMPTY_ROW_NAN, empty_row_nan=UNGUARDED),
+    *edits(told.EMPTY_ROW_UNIFORM, empty_row_uniform=hidden_alone(-1e30)),
+    *edits(told.WRONG_AXIS, wrong_axis=("(-1, keepdim=True)", "(0, keepdim=True)")),
+    *edits(
+        told.HIDDEN_FINITE,
+        alone=True,
+        **{
+            f"hidden_scored_low__{name}{way}": pieces
+            for name, number in STAND_INS.items()
+            for way, pieces in (
+                ("", hidden_and_tail(number)),
+                ("_hidden_alone", hidden_alone(number)),
+                ("_and_zeroed", (*hidden_and_tail(number), *ZEROED)),
+                ("_as_other", as_other(number)),
+            )
+        },
+    ),
+    *edits(
+        told.EMPTY_ROW_UNIFORM,
+        empty_row_uniform__tail_too=hidden_and_tail(-1e30),
+        empty_row_uniform__as_other=as_other(-1e30),
+    ),
+    *edits(
         "Hidden keys were never written: the store takes the load's mask. They are 0 in the result, so store with "
         "`keys < key_length`.",
+        hidden_not_stored=(STORED, f"{STORED} & visible"),
     ),
-    *(
-        Slip(
-            f"query_length_for_key_length{way}",
-            "A mask compares the keys with query_length, the number of rows. A row has key_length elements: `keys < "
-            "key_length`.",
-        )
-        for way in ("", "__in_the_store")
+    *edits(
+        "A mask compares the keys with query_length, the number of rows. A row has key_length elements: `keys < "
+        "key_length`.",
+        query_length_for_key_length=(INSIDE, "inside = keys < query_length"),
+        query_length_for_key_length__in_the_store=("keys < key_length", "keys < query_length"),
     ),
-    *(Slip(f"only_first_tile__{width}", _NARROW, alone=True) for width in WIDTHS),
-    Slip("only_first_tile__half", _NARROW),
-    Slip(
-        "strides_ignored",
+    *edits(
+        NARROW,
+        alone=True,
+        **{f"only_first_tile__{2**power}": (BLOCK, f"min({2**power}, {BLOCK})") for power in range(4, 14)},
+    ),
+    *edits(NARROW, only_first_tile__half=(BLOCK, f"max(1, ({BLOCK}) // 2)")),
+    *edits(
         "The scores were read as if they were contiguous. Row r of head h begins at `h * stride(0) + r * stride(1)`.",
+        strides_ignored=(HEAD_STRIDE, "query_length * key_length", ROW_STRIDE, "key_length"),
     ),
-    Slip(
-        "strides_ignored__rows",
+    *edits(
         "The rows of scores were read as if there were no gap between them. They lie scores_row_stride elements apart.",
+        strides_ignored__rows=(ROW_STRIDE, "key_length"),
     ),
-    Slip(
-        "strides_ignored__heads",
+    *edits(
         "The heads of the scores were read as if there were no gap between them. They lie scores_head_stride elements "
         "apart.",
+        strides_ignored__heads=(HEAD_STRIDE, "query_length * key_length"),
     ),
-    Slip(
-        "strides_ignored__heads_by_rows",
+    *edits(
         "The heads were read as if they lay query_length rows apart. They lie scores_head_stride elements apart.",
+        strides_ignored__heads_by_rows=(HEAD_STRIDE, f"query_length * {ROW_STRIDE}"),
     ),
-    Slip(
-        "strides_exchanged",
+    *edits(
         "The strides of rows and of heads are exchanged: row r of head h begins at `h * stride(0) + r * stride(1)`.",
+        strides_exchanged=(HEAD_STRIDE, ROW_STRIDE, ROW_STRIDE, HEAD_STRIDE),
     ),
-    Slip(
-        "result_not_contiguous",
+    *edits(
         "The result lies in memory as the scores do: `empty_like` keeps their strides. It must be contiguous: use "
         "torch.empty with the shape of the scores.",
+        result_not_contiguous=("return result", "return in_memory_like(scores, result) if memory else result"),
     ),
-    Slip(
-        "result_strides",
+    *edits(
         "The result was stored by the strides of the scores. It has strides of its own: result_head_stride and "
         "result_row_stride.",
+        result_strides=(RESULT_HEAD_STRIDE, HEAD_STRIDE, RESULT_ROW_STRIDE, ROW_STRIDE),
     ),
-    Slip(
-        "result_strides__heads",
+    *edits(
         "The result was stored by the head stride of the scores. It has one of its own: result_head_stride.",
+        result_strides__heads=(RESULT_HEAD_STRIDE, HEAD_STRIDE),
     ),
-    Slip(
-        "result_strides__rows",
+    *edits(
         "The result was stored by the row stride of the scores. It has one of its own: result_row_stride.",
+        result_strides__rows=(RESULT_ROW_STRIDE, ROW_STRIDE),
     ),
+    *edits("", unguarded=UNGUARDED, twice_as_wide=(BLOCK, "2 << (key_length - 1).bit_length()")),
 )
+MODEL = model_of(row_softmax, CHANGES, parts=(causal_visible,), uses=(over_the_sum_or_1, smallest, in_memory_like))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from course_lib.checker import Case, Exercise, edits, model_of
-from course_lib.checker.specification.model import Slips
 from exercises.ch09_attention_on_hopper.ex2_register_shares import live_registers
 
 SHARED_BYTES = 232_448 - 1024  # what a program may use, less a kilobyte for barriers
@@ -121,7 +120,7 @@ CHOICE = model_of(choose_arrangement, CHOICES, (shared_memory, live_registers), 
 
 def choice_oracle(head_dim, item_bytes, consumers, registers):
     # Not `choose_arrangement` itself: many of its small changes choose alike.
-    return CHOICE.compute(Slips(), head_dim, item_bytes, consumers, registers)
+    return CHOICE.right(head_dim, item_bytes, consumers, registers)
 
 
 def arrangement_cases(draw):

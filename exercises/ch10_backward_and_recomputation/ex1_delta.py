@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import torch
 
-from course_lib.checker import Case, Exercise, Forbids, Mistake, NewTensors
+from course_lib.checker import Case, Exercise, Forbids, Mistake, NewTensors, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import any_strides
-from course_lib.checker.specification.model import Model, Slip
 from exercises.topics.attention_backward import at_least_float32, delta_of
 
 
-def softmax_gradient_oracle(probabilities, probability_gradients):
-    delta = (probabilities * probability_gradients).sum(-1, keepdim=True)
-    return probabilities * (probability_gradients - delta)
+def softmax_gradient(probabilities, gradients):
+    """dS [heads, queries, keys] of P and dP; zeros for a row of zeros."""
+    delta = (probabilities * gradients).sum(-1, keepdim=True)
+    return probabilities * (gradients - delta)
 
 
 def _summed_otherwise(product, sign):
@@ -113,166 +112,93 @@ DELTA_CONTRACT = Contract(
 )
 
 
-def softmax_gradient(s, probabilities, gradients):
-    product = probabilities * gradients
-    delta = product.sum(-1, keepdim=True)
-    if s("delta_missing"):
-        return product
-    if s("diagonal_alone"):
-        return probabilities * (1 - probabilities) * gradients
-    if s("delta_without_probabilities"):
-        delta = gradients.sum(-1, keepdim=True)
-    if s("delta_averaged"):
-        delta = product.mean(-1, keepdim=True)
-    if s("delta_averaged__of_the_gradients"):
-        delta = gradients.mean(-1, keepdim=True)
-    if s("delta_of_columns"):
-        delta = product.sum(-2, keepdim=True)
-    if s("letters_differ"):  # "hqk,hjk->hq"
-        delta = (probabilities * gradients.sum(-2, keepdim=True)).sum(-1, keepdim=True)
-    if s("letters_differ__in_the_probabilities"):  # "hjk,hqk->hq"
-        delta = (gradients * probabilities.sum(-2, keepdim=True)).sum(-1, keepdim=True)
-    if s("letters_differ__of_the_heads"):  # "hqk,gqk->hq"
-        delta = (probabilities * gradients.sum(0)).sum(-1, keepdim=True)
-    if s("delta_of_the_whole_head"):
-        delta = product.sum((-2, -1), keepdim=True)
-    if s("delta_of_all_heads"):
-        delta = product.sum()
-    if s("heads_summed"):  # "hqk,hqk->q"
-        delta = product.sum((0, -1))[:, None]
-    if s("heads_summed__for_each_key"):  # "hqk,hqk->k"
-        delta = product.sum((0, 1))
-    if s("delta_added"):
-        return probabilities * (gradients + delta)
-    if s("delta_not_weighted"):
-        return product - delta
-    if s("probabilities_left_out"):
-        return gradients - delta
-    if s("probabilities_twice"):
-        return probabilities * (product - delta)
-    if s("sign_turned_round"):
-        return probabilities * (delta - gradients)
-    result = probabilities * (gradients - delta)
-    if s("blind_rows_nan"):
-        return result.masked_fill((probabilities == 0).all(-1, keepdim=True), math.nan)
-    return result
-
-
 LETTERS = (
     "Each row of {0} is multiplied with the sum of many rows of {1}, or the other way round: so einsum does where a "
     "letter stands in one of the two alone. A query belongs to itself: {2!r}."
 )
+OF_A_ROW, DP, DS = (
+    "(probabilities * gradients).sum(-1, keepdim=True)",
+    "gradients - delta",
+    "probabilities * (gradients - delta)",
+)
 GRADIENT_SLIPS = (
-    Slip(
-        "delta_missing",
+    *edits(
         "dS is P ∘ dP, and Δ is missing. A larger score for one key takes probability from all others of its row: "
         "subtract Δ = rowsum(P ∘ dP) from dP.",
+        delta_missing=(DP, "gradients"),
     ),
-    Slip(
-        "diagonal_alone",
+    *edits(
         "Only the effect of each score on its own probability is counted: P (1 - P) dP. The sum in the denominator "
         "holds every score of the row, so each score changes all probabilities of the row: dS = P ∘ (dP - Δ).",
+        diagonal_alone=(DS, "probabilities * (1 - probabilities) * gradients"),
     ),
-    Slip(
-        "delta_without_probabilities",
+    *edits(
         "Δ is the plain sum of dP over the row. It is a sum weighted with the probabilities: Δ = rowsum(P ∘ dP).",
+        delta_without_probabilities=(OF_A_ROW, "gradients.sum(-1, keepdim=True)"),
     ),
-    *(
-        Slip(
-            f"delta_averaged{which}",
-            "Δ is a mean over the row. It is a sum of P ∘ dP: the probabilities are the weights, and they add up to 1 "
-            "already.",
-        )
-        for which in ("", "__of_the_gradients")
+    *edits(
+        "Δ is a mean over the row. It is a sum of P ∘ dP: the probabilities are the weights, and they add up to 1 "
+        "already.",
+        delta_averaged=(OF_A_ROW, "(probabilities * gradients).mean(-1, keepdim=True)"),
+        delta_averaged__of_the_gradients=(OF_A_ROW, "gradients.mean(-1, keepdim=True)"),
     ),
-    *(
-        Slip(f"letters_differ{which}", LETTERS.format("P", "dP", "hqk,hqk->hq"))
-        for which in ("", "__in_the_probabilities", "__of_the_heads")
+    *edits(
+        LETTERS.format("P", "dP", "hqk,hqk->hq"),
+        letters_differ=(  # "hqk,hjk->hq"
+            OF_A_ROW,
+            "(probabilities * gradients.sum(-2, keepdim=True)).sum(-1, keepdim=True)",
+        ),
+        letters_differ__in_the_probabilities=(  # "hjk,hqk->hq"
+            OF_A_ROW,
+            "(probabilities.sum(-2, keepdim=True) * gradients).sum(-1, keepdim=True)",
+        ),
+        letters_differ__of_the_heads=(  # "hqk,gqk->hq"
+            OF_A_ROW,
+            "(probabilities * gradients.sum(0)).sum(-1, keepdim=True)",
+        ),
     ),
-    Slip(
-        "delta_of_columns",
+    *edits(
         "Δ is summed over the queries, so there is one for each key. Each query has its own: sum over the last "
         "dimension, the keys.",
+        delta_of_columns=(OF_A_ROW, "(probabilities * gradients).sum(-2, keepdim=True)"),
     ),
-    Slip(
-        "delta_of_the_whole_head",
+    *edits(
         "One Δ serves all queries of a head. Each query has its own: sum over the last dimension alone.",
+        delta_of_the_whole_head=(OF_A_ROW, "(probabilities * gradients).sum((-2, -1), keepdim=True)"),
     ),
-    Slip(
-        "delta_of_all_heads",
+    *edits(
         "One Δ serves all heads and queries. Each query has its own: sum over the last dimension alone, with "
         "keepdim=True.",
+        delta_of_all_heads=(OF_A_ROW, "(probabilities * gradients).sum()"),
     ),
-    *(
-        Slip(
-            f"heads_summed{which}",
-            "Δ is summed over the heads too. einsum adds over every letter that the result does not have: keep h and "
-            "q, 'hqk,hqk->hq'.",
-        )
-        for which in ("", "__for_each_key")
+    *edits(
+        "Δ is summed over the heads too. einsum adds over every letter that the result does not have: keep h and "
+        "q, 'hqk,hqk->hq'.",
+        heads_summed=(OF_A_ROW, "(probabilities * gradients).sum((0, -1))[:, None]"),  # "hqk,hqk->q"
+        heads_summed__for_each_key=(OF_A_ROW, "(probabilities * gradients).sum((0, 1))"),  # "hqk,hqk->k"
     ),
-    Slip("delta_added", "Δ is added to dP. It is subtracted: dS = P ∘ (dP - Δ)."),
-    Slip(
-        "delta_not_weighted",
+    *edits("Δ is added to dP. It is subtracted: dS = P ∘ (dP - Δ).", delta_added=(DP, "gradients + delta")),
+    *edits(
         "Δ is subtracted after the multiplication with P. It stands inside: dS = P ∘ (dP - Δ), so that the row adds "
         "up to 0.",
+        delta_not_weighted=(DS, "probabilities * gradients - delta"),
     ),
-    Slip("probabilities_left_out", "dS is dP - Δ. Each element is also multiplied with its probability."),
-    Slip("probabilities_twice", "dP is multiplied with P twice: once in Δ's product and once outside. Keep dP itself."),
-    Slip("sign_turned_round", "The sign is the wrong way round: dS = P ∘ (dP - Δ), not P ∘ (Δ - dP)."),
-    Slip(
-        "blind_rows_nan",
+    *edits("dS is dP - Δ. Each element is also multiplied with its probability.", probabilities_left_out=(DS, DP)),
+    *edits(
+        "dP is multiplied with P twice: once in Δ's product and once outside. Keep dP itself.",
+        probabilities_twice=(DP, "probabilities * gradients - delta"),
+    ),
+    *edits(
+        "The sign is the wrong way round: dS = P ∘ (dP - Δ), not P ∘ (Δ - dP).",
+        sign_turned_round=(DP, "delta - gradients"),
+    ),
+    *edits(
         "A query that sees no key has a row of zeros in P: divided by its sum it is NaN, and so is a softmax of its "
         "logarithms. dS = P ∘ (dP - Δ) needs neither, and is 0 there.",
         is_nan=True,
+        blind_rows_nan=(DS, f"torch.where((probabilities == 0).all(-1, keepdim=True), torch.nan, {DS})"),
     ),
 )
-
-
-def row_delta(s, output, gradient):
-    output, gradient = at_least_float32(output, gradient)
-    product = output * gradient
-    if s("delta_averaged"):
-        return product.mean(-1)
-    if s("delta_over_the_queries"):
-        return product.sum(-2)
-    if s("delta_over_the_heads"):
-        return product.sum(0)
-    if s("delta_of_the_gradient_alone"):
-        return gradient.sum(-1)
-    if s("delta_of_the_output_alone"):
-        return output.sum(-1)
-    if s("letters_differ"):  # "hqd,hkd->hq"
-        return (output * gradient.sum(-2, keepdim=True)).sum(-1)
-    if s("letters_differ__in_the_output"):  # "hkd,hqd->hq"
-        return (output.sum(-2, keepdim=True) * gradient).sum(-1)
-    if s("letters_differ__of_the_heads"):  # "hqd,gqd->hq"
-        return (output * gradient.sum(0)).sum(-1)
-    if s("letters_differ__of_both"):  # "hqd,gkd->hq"
-        return (output * gradient.sum((0, 1))).sum(-1)
-    if s("heads_or_queries_summed"):  # "hqd,hqd->q"
-        return product.sum((0, -1))
-    if s("heads_or_queries_summed__for_all_heads"):
-        return product.sum((0, -1)).expand(product.shape[:2])
-    if s("heads_or_queries_summed__of_the_queries"):  # "hqd,hqd->h"
-        return product.sum((1, 2))
-    if s("heads_or_queries_summed__for_all_queries"):
-        return product.sum((1, 2))[:, None].expand(product.shape[:2])
-    if s("heads_or_queries_summed__for_all"):
-        return product.sum().expand(product.shape[:2])
-    if s("heads_or_queries_summed__of_both"):
-        return product.sum()
-    if s("heads_last"):  # "hqd,hqd->qh"
-        return product.sum(-1).T
-    if s("delta_scaled"):
-        return product.sum(-1) * output.shape[-1] ** -0.5
-    if s("delta_negative"):
-        return -product.sum(-1)
-    if s("sums_multiplied"):
-        return output.sum(-1) * gradient.sum(-1)
-    if s("dimension_kept"):
-        return product.sum(-1, keepdim=True)
-    return product.sum(-1)
 
 
 ROUNDED = (
@@ -293,38 +219,71 @@ def rounded_before_the_sum(case, seen, got) -> bool:
     return bool((error <= 4 * epsilon * product.abs().sum(-1)).all())
 
 
+SUMMED = "(output * output_gradient).sum(-1)"
 DELTA_SLIPS = (
-    Slip("delta_averaged", "Δ is a mean over head_dim. It is a sum: rowsum(O ∘ dO)."),
-    Slip(
-        "delta_over_the_queries",
+    *edits(
+        "Δ is a mean over head_dim. It is a sum: rowsum(O ∘ dO).",
+        delta_averaged=(SUMMED, "(output * output_gradient).mean(-1)"),
+    ),
+    *edits(
         "The sum runs over the queries. There is one Δ for each query: sum over the last dimension.",
+        delta_over_the_queries=(SUMMED, "(output * output_gradient).sum(-2)"),
     ),
-    Slip(
-        "delta_over_the_heads",
+    *edits(
         "The sum runs over the heads. There is one Δ for each query of each head: sum over the last dimension.",
+        delta_over_the_heads=(SUMMED, "(output * output_gradient).sum(0)"),
     ),
-    Slip("delta_of_the_gradient_alone", "O is missing: Δ is the sum of O ∘ dO, element by element."),
-    Slip("delta_of_the_output_alone", "dO is missing: Δ is the sum of O ∘ dO, element by element."),
-    Slip("delta_scaled", "Δ has a factor 1/√head_dim. The scale belongs to the scores alone, and O has none of it."),
-    *(
-        Slip(f"letters_differ{which}", LETTERS.format("O", "dO", "hqd,hqd->hq"))
-        for which in ("", "__in_the_output", "__of_the_heads", "__of_both")
+    *edits(
+        "O is missing: Δ is the sum of O ∘ dO, element by element.",
+        delta_of_the_gradient_alone=(SUMMED, "output_gradient.sum(-1)"),
     ),
-    *(
-        Slip(
-            f"heads_or_queries_summed{which}",
-            "Heads or queries are summed as well. Δ has one number for each query of each head: sum over the last "
-            "dimension alone, in einsum 'hqd,hqd->hq'.",
-        )
-        for which in (
-            *("", "__for_all_heads", "__of_the_queries", "__for_all_queries"),
-            *("__for_all", "__of_both"),
-        )
+    *edits(
+        "dO is missing: Δ is the sum of O ∘ dO, element by element.",
+        delta_of_the_output_alone=(SUMMED, "output.sum(-1)"),
     ),
-    Slip("heads_last", "Heads and queries are exchanged. Δ is [heads, query_length]: in einsum 'hqd,hqd->hq'."),
-    Slip("delta_negative", "The sign is turned round: Δ is subtracted later, in dP - Δ."),
-    Slip("sums_multiplied", "The sums of O and of dO are multiplied. Multiply element by element first, then sum."),
-    Slip("dimension_kept", "The result has a last dimension of 1. Δ is [heads, query_length]: no keepdim."),
+    *edits(
+        "Δ has a factor 1/√head_dim. The scale belongs to the scores alone, and O has none of it.",
+        delta_scaled=(SUMMED, f"{SUMMED} * output.shape[-1] ** -0.5"),
+    ),
+    *edits(
+        LETTERS.format("O", "dO", "hqd,hqd->hq"),
+        letters_differ=(SUMMED, "(output * output_gradient.sum(-2, keepdim=True)).sum(-1)"),  # "hqd,hkd->hq"
+        letters_differ__in_the_output=(  # "hkd,hqd->hq"
+            SUMMED,
+            "(output.sum(-2, keepdim=True) * output_gradient).sum(-1)",
+        ),
+        letters_differ__of_the_heads=(SUMMED, "(output * output_gradient.sum(0)).sum(-1)"),  # "hqd,gqd->hq"
+        letters_differ__of_both=(SUMMED, "(output * output_gradient.sum((0, 1))).sum(-1)"),  # "hqd,gkd->hq"
+    ),
+    *edits(
+        "Heads or queries are summed as well. Δ has one number for each query of each head: sum over the last "
+        "dimension alone, in einsum 'hqd,hqd->hq'.",
+        heads_or_queries_summed=(SUMMED, "(output * output_gradient).sum((0, -1))"),  # "hqd,hqd->q"
+        heads_or_queries_summed__for_all_heads=(
+            SUMMED,
+            "(output * output_gradient).sum((0, -1)).expand(output.shape[:2])",
+        ),
+        heads_or_queries_summed__of_the_queries=(SUMMED, "(output * output_gradient).sum((1, 2))"),  # "hqd,hqd->h"
+        heads_or_queries_summed__for_all_queries=(
+            SUMMED,
+            "(output * output_gradient).sum((1, 2))[:, None].expand(output.shape[:2])",
+        ),
+        heads_or_queries_summed__for_all=(SUMMED, "(output * output_gradient).sum().expand(output.shape[:2])"),
+        heads_or_queries_summed__of_both=(SUMMED, "(output * output_gradient).sum()"),
+    ),
+    *edits(
+        "Heads and queries are exchanged. Δ is [heads, query_length]: in einsum 'hqd,hqd->hq'.",
+        heads_last=(SUMMED, f"{SUMMED}.transpose(0, 1)"),  # "hqd,hqd->qh"
+    ),
+    *edits("The sign is turned round: Δ is subtracted later, in dP - Δ.", delta_negative=(SUMMED, f"-{SUMMED}")),
+    *edits(
+        "The sums of O and of dO are multiplied. Multiply element by element first, then sum.",
+        sums_multiplied=(SUMMED, "output.sum(-1) * output_gradient.sum(-1)"),
+    ),
+    *edits(
+        "The result has a last dimension of 1. Δ is [heads, query_length]: no keepdim.",
+        dimension_kept=(SUMMED, f"{SUMMED}[..., None]"),
+    ),
 )
 
 
@@ -333,15 +292,15 @@ EXERCISE = Exercise(
     title="One number for each query",
     entries=("softmax_gradient", "row_delta"),
     cases=delta_cases,
-    oracle={"softmax_gradient": softmax_gradient_oracle, "row_delta": delta_of},
+    oracle={"softmax_gradient": softmax_gradient, "row_delta": delta_of},
     plain={
         "softmax_gradient": (by_two_products, partial(by_two_products, sign=-1)),
         "row_delta": (delta_summed_otherwise, partial(delta_summed_otherwise, sign=-1)),
     },
     contracts=(GRADIENT_CONTRACT, DELTA_CONTRACT),
     models=(
-        Model(softmax_gradient, GRADIENT_SLIPS, entry="softmax_gradient"),
-        Model(row_delta, DELTA_SLIPS, entry="row_delta"),
+        model_of(softmax_gradient, GRADIENT_SLIPS, entry="softmax_gradient"),
+        model_of(delta_of, DELTA_SLIPS, entry="row_delta"),
     ),
     requirements=(Forbids(("_softmax_backward_data", "_softmax")), NewTensors()),
     hints=(

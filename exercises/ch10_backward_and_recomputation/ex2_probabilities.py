@@ -7,19 +7,15 @@ from dataclasses import dataclass
 
 import torch
 
-from course_lib.checker import Case, Exercise, Forbids, Mistake
+from course_lib.checker import Case, Exercise, Forbids, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.draw import Draw
-from course_lib.checker.specification.model import Model, Slip
 from course_lib.checker.specification.requirements import Requirement
-from exercises.ch10_backward_and_recomputation.parts import BOUNDED_BELOW, as_it_is_read
 from exercises.topics.attention_backward import probabilities_of
+from exercises.topics.attention_backward_slips import BOUNDED_BELOW
+from exercises.topics.attention_backward_steps import along_keys
 
-LOG2_E = math.log2(math.e)
-
-
-def in_base_2_oracle(products, log_sum, scale):
-    return probabilities_of(products * scale, log_sum)
+INF, LN_2, LOG2_E = math.inf, math.log(2), math.log2(math.e)
 
 
 def by_powers_of_2(products, log_sum, scale):
@@ -153,170 +149,150 @@ def probability_cases(draw):
     ]
 
 
-BOTH_REPLACED = (1e4, 1e5, 1e6, 1e30)  # what stands for -inf in scores and L alike
+def probabilities(scores, log_sum):
+    """P of scores [..., rows, columns] and L [..., rows]; zeros in a row that sees nothing."""
+    blind = log_sum == -INF
+    reference = torch.where(blind, 0.0, log_sum)[..., None]
+    exponent = scores - reference
+    return torch.exp(exponent)
 
 
-def _exponential(s, scores, log_sum):
-    """exp(S - L) with what can go wrong in either base; scores and L are natural."""
-    blind = log_sum == -math.inf
-    reference = as_it_is_read(s, torch.where(blind, 0.0, log_sum))[..., None]
-    if s("negative_log_sum_as_zero"):
-        return torch.exp(scores - reference.clamp(min=0.0))
-    if s("blind_rows_nan"):
-        return torch.exp(scores - log_sum[..., None])
-    if s("hidden_scores_finite"):
-        return torch.exp(torch.where(scores == -math.inf, -1e9, scores) - reference)
-    if s("hidden_scores_finite__farther"):
-        return torch.exp(torch.where(scores == -math.inf, -1e30, scores) - reference)
-    if s("hidden_scores_zero"):
-        return torch.exp(torch.where(scores == -math.inf, 0.0, scores) - reference)
-    if s("one_blind_row_empties_all", "one_blind_row_empties_all__of_its_head"):
-        empty = blind.any() if s("one_blind_row_empties_all") else blind.any(-1)[:, None, None]
-        return torch.where(empty, 0.0, torch.exp(scores - reference))
-    if s("blind_rows_of_ones"):
-        return torch.exp((scores - log_sum[..., None]).nan_to_num(nan=0.0))
-    for bound in BOTH_REPLACED:
-        if s(f"blind_rows_of_ones__both_{bound:.0e}"):
-            return torch.exp(scores.clamp(min=-bound) - log_sum.clamp(min=-bound)[..., None])
-    if s("one_blind_row_empties_all__of_its_log_sum"):
-        return torch.exp(scores - (0.0 if blind.any() else reference))
-    if s("maximum_for_log_sum"):
-        top = scores.amax(-1, keepdim=True)
-        return torch.exp(scores - torch.where(top == -math.inf, 0.0, top))
-    if s("normalised_over_these_columns"):
-        return torch.softmax(scores, -1).nan_to_num(nan=0.0)
-    if s("normalised_over_these_columns__unguarded"):
-        return torch.softmax(scores, -1)
-    if s("normalised_over_these_columns__after_the_difference"):
-        weights = torch.exp(scores - reference)
-        return (weights / weights.sum(-1, keepdim=True)).nan_to_num(nan=0.0)
-    if s("log_sum_missing"):
-        return torch.exp(scores)
-    if s("log_sum_added"):
-        return torch.exp(scores + reference)
-    if s("divided_by_the_log_sum"):
-        return torch.exp(scores) / reference
-    if s("exponentials_divided"):
-        return (torch.exp(scores) / torch.exp(log_sum)[..., None]).masked_fill(blind[..., None], 0.0)
-    if s("exponentials_divided__times_the_inverse"):
-        return torch.exp(scores) * torch.exp(-reference)
-    if s("exponentials_divided__unguarded"):
-        return torch.exp(scores) / torch.exp(log_sum)[..., None]
-    if s("log_sum_by_keys"):
-        return torch.exp(scores - reference.transpose(-1, -2)) if scores.shape[-1] == scores.shape[-2] else None
-    if s("difference_turned_round"):
-        return torch.exp(reference - scores)
-    return torch.exp(scores - reference)
+def in_base_2(products, log_sum, scale):
+    """The same of scores that are still to be scaled; 2^(x · log2 e) is e^x."""
+    return probabilities(products * scale, log_sum)
 
 
-def natural(s, scores, log_sum):
-    if s("base_2_of_natural_numbers"):
-        return torch.exp2(scores - torch.where(log_sum == -math.inf, 0.0, log_sum)[..., None])
-    return _exponential(s, scores, log_sum)
-
-
-def base_2(s, products, log_sum, scale):
-    reference = torch.where(log_sum == -math.inf, 0.0, log_sum)[..., None]
-    scores = products * scale
-    if s("scale_missing"):
-        return torch.exp2((products - reference) * LOG2_E)
-    if s("log2e_missing"):
-        return torch.exp2(scores - reference)
-    if s("log_sum_natural"):
-        return torch.exp2(scores * LOG2_E - reference)
-    if s("scores_natural"):
-        return torch.exp2(scores - reference * LOG2_E)
-    if s("log_sum_scaled"):
-        return torch.exp2((products - reference) * (scale * LOG2_E))
-    if s("ln2_for_log2e"):
-        return torch.exp2((scores - reference) / LOG2_E)
-    if s("ln2_for_log2e__in_the_log_sum"):
-        return torch.exp2(scores * LOG2_E - reference / LOG2_E)
-    if s("scale_twice"):
-        return torch.exp2((scores * scale - reference) * LOG2_E)
-    return _exponential(s, scores, log_sum)
-
-
-BLIND = "A query that sees no key has L = -inf, and -inf - (-inf) is NaN. Subtract 0 in such rows: exp(-inf - 0) is 0."
-COLUMNS = (
-    "The rows were normalised over the columns at hand. They are a part of each row, and the sum over the whole row is "
-    "in L already: P = exp(S - L), element by element."
-)
-DIVIDED = (
-    "exp(S) is divided by exp(L). Both overflow where scores are large, and both are 0 where they are far below zero. "
-    "Subtract first: exp(S - L)."
-)
-FINITE = (
-    "A finite number stands for -inf where a key is hidden. All scores of a row, and L, may lie below it, and then "
-    "exp(S - L) is infinite there. Leave -inf as it is: exp(-inf) is 0."
-)
+P, DIFFERENCE, REFERENCE = "torch.exp(exponent)", "scores - reference", "torch.where(blind, 0.0, log_sum)"
+MIXED = "Both terms of the exponent must be in units of log 2: "
 OF_ONES = (
     "In a row that sees no key the difference is 0, and exp(0) is 1: NaN was replaced by 0, or -inf by one and the "
     "same finite number in the scores and in L. Such a query has no probabilities: its row is 0."
 )
+BOTH_REPLACED = (1e4, 1e5, 1e6, 1e30)  # what stands for -inf in scores and L alike
 SHARED = (
-    Slip("log_sum_missing", "L is missing: exp(S) is not divided by the row's sum. P = exp(S - L)."),
-    Slip("log_sum_added", "L is added. It is subtracted: dividing by the sum exp(L) is subtracting L in the exponent."),
-    Slip("divided_by_the_log_sum", "exp(S) is divided by L. L is the logarithm of the sum: subtract it before exp."),
-    Slip("exponentials_divided", DIVIDED),
-    Slip("exponentials_divided__unguarded", DIVIDED),
-    Slip("exponentials_divided__times_the_inverse", DIVIDED),
-    Slip(
-        "maximum_for_log_sum",
+    *edits(
+        "L is missing: exp(S) is not divided by the row's sum. P = exp(S - L).", log_sum_missing=(DIFFERENCE, "scores")
+    ),
+    *edits(
+        "L is added. It is subtracted: dividing by the sum exp(L) is subtracting L in the exponent.",
+        log_sum_added=(DIFFERENCE, "scores + reference"),
+    ),
+    *edits(
+        "exp(S) is divided by L. L is the logarithm of the sum: subtract it before exp.",
+        divided_by_the_log_sum=(P, "torch.exp(scores) / reference"),
+    ),
+    *edits(
+        "exp(S) is divided by exp(L). Both overflow where scores are large, and both are 0 where they are far below "
+        "zero. Subtract first: exp(S - L).",
+        exponentials_divided=(
+            P,
+            "torch.where(blind[..., None], 0.0, torch.exp(scores) / torch.exp(log_sum)[..., None])",
+        ),
+        exponentials_divided__unguarded=(P, "torch.exp(scores) / torch.exp(log_sum)[..., None]"),
+        exponentials_divided__times_the_inverse=(P, "torch.exp(scores) * torch.exp(-reference)"),
+    ),
+    *edits(
         "The row's maximum is subtracted, and not L. Then the row adds up to anything from 1 up, and the sum is still "
         "missing: L holds both.",
+        maximum_for_log_sum=("blind = log_sum == -INF", "log_sum = scores.amax(-1)\nblind = log_sum == -INF"),
     ),
-    Slip("normalised_over_these_columns", COLUMNS),
-    Slip("normalised_over_these_columns__unguarded", COLUMNS),
-    Slip("normalised_over_these_columns__after_the_difference", COLUMNS),
-    Slip("log_sum_by_keys", "L is subtracted by columns. There is one for each query, a row: log_sum_exp[..., None]."),
-    Slip("difference_turned_round", "The difference is the wrong way round: P = exp(S - L), not exp(L - S)."),
-    Slip(
-        "negative_log_sum_as_zero",
+    *edits(
+        "The rows were normalised over the columns at hand. They are a part of each row, and the sum over the whole "
+        "row is in L already: P = exp(S - L), element by element.",
+        normalised_over_these_columns=(P, "torch.softmax(scores, -1).nan_to_num(nan=0.0)"),
+        normalised_over_these_columns__unguarded=(P, "torch.softmax(scores, -1)"),
+        normalised_over_these_columns__after_the_difference=(
+            P,
+            f"({P} / {P}.sum(-1, keepdim=True)).nan_to_num(nan=0.0)",
+        ),
+    ),
+    *edits(
+        "L is subtracted by columns. There is one for each query, a row: log_sum_exp[..., None].",
+        log_sum_by_keys=(DIFFERENCE, "scores - along_keys(reference, scores)"),
+    ),
+    *edits(
+        "The difference is the wrong way round: P = exp(S - L), not exp(L - S).",
+        difference_turned_round=(DIFFERENCE, "reference - scores"),
+    ),
+    *edits(
         "L is replaced by 0 where it is negative. A negative L is a number like any other: only -inf is replaced.",
+        negative_log_sum_as_zero=(DIFFERENCE, "scores - reference.clamp(min=0.0)"),
     ),
     *BOUNDED_BELOW,
-    Slip("blind_rows_nan", BLIND, is_nan=True),
-    Slip("hidden_scores_finite", FINITE),
-    Slip("hidden_scores_finite__farther", FINITE),
-    Slip(
-        "hidden_scores_zero",
+    *edits(
+        "A query that sees no key has L = -inf, and -inf - (-inf) is NaN. Subtract 0 in such rows: exp(-inf - 0) is 0.",
+        is_nan=True,
+        blind_rows_nan=(REFERENCE, "log_sum"),
+    ),
+    *edits(
+        "A finite number stands for -inf where a key is hidden. All scores of a row, and L, may lie below it, and then "
+        "exp(S - L) is infinite there. Leave -inf as it is: exp(-inf) is 0.",
+        hidden_scores_finite=(DIFFERENCE, "torch.where(scores == -INF, -1e9, scores) - reference"),
+        hidden_scores_finite__farther=(DIFFERENCE, "torch.where(scores == -INF, -1e30, scores) - reference"),
+    ),
+    *edits(
         "Hidden scores were replaced by 0, as L is where it is -inf, and exp(0 - L) is not 0. Replace L alone: a score "
         "of -inf has P = 0 by itself.",
+        hidden_scores_zero=(DIFFERENCE, "torch.where(scores == -INF, 0.0, scores) - reference"),
     ),
-    *(
-        Slip(
-            f"one_blind_row_empties_all{way}",
-            "Where one query sees no key, others lose their probabilities or their L too. Each query has an L of its "
-            "own: choose row by row, with torch.where.",
-        )
-        for way in ("", "__of_its_head", "__of_its_log_sum")
+    *edits(
+        "Where one query sees no key, others lose their probabilities or their L too. Each query has an L of its own: "
+        "choose row by row, with torch.where.",
+        one_blind_row_empties_all=(P, f"torch.where(blind.any(), 0.0, {P})"),
+        one_blind_row_empties_all__of_its_head=(P, f"torch.where(blind.any(-1)[:, None, None], 0.0, {P})"),
+        one_blind_row_empties_all__of_its_log_sum=(REFERENCE, "torch.where(blind.any(), 0.0, log_sum)"),
     ),
-    *(
-        Slip(f"blind_rows_of_ones{way}", OF_ONES, alone=bool(way))
-        for way in ("", *(f"__both_{bound:.0e}" for bound in BOTH_REPLACED))
+    *edits(OF_ONES, blind_rows_of_ones=(DIFFERENCE, "(scores - log_sum[..., None]).nan_to_num(nan=0.0)")),
+    *edits(
+        OF_ONES,
+        alone=True,
+        **{
+            f"blind_rows_of_ones__both_{bound:.0e}": (
+                DIFFERENCE,
+                f"scores.clamp(min=-{bound}) - log_sum.clamp(min=-{bound})[..., None]",
+            )
+            for bound in BOTH_REPLACED
+        },
     ),
 )
-MIXED = "Both terms of the exponent must be in units of log 2: "
-IN_BASE_2 = (
-    Slip("scale_missing", "The products are not multiplied by the scale. L belongs to scale · Q Kᵀ."),
-    Slip("scale_twice", "The products are multiplied by the scale twice."),
-    Slip(
-        "log2e_missing",
-        "exp2 gets natural numbers, so 2^(S - L) comes out. e^x is 2^(x · log2(e)): multiply by log2(e) = 1.4427.",
+NATURAL = (
+    *SHARED,
+    *edits(
+        "This is 2^(S - L). P is e^(S - L): use torch.exp here.", base_2_of_natural_numbers=(P, "torch.exp2(exponent)")
     ),
-    Slip("log_sum_natural", MIXED + "the scores are, and L is still a natural logarithm. Multiply it by log2(e) too."),
-    Slip("scores_natural", MIXED + "L is, and the scores are not. Multiply them by log2(e) too."),
-    Slip(
-        "log_sum_scaled",
+)
+BASE_2 = (
+    *edits(
+        "The products are not multiplied by the scale. L belongs to scale · Q Kᵀ.",
+        scale_missing=("products * scale", "products"),
+    ),
+    *edits(
+        "The products are multiplied by the scale twice.", scale_twice=("products * scale", "products * scale * scale")
+    ),
+    *edits(
+        "exp2 gets natural numbers, so 2^(S - L) comes out. e^x is 2^(x · log2(e)): multiply by log2(e) = 1.4427.",
+        log2e_missing=(DIFFERENCE, "(scores - reference) * LN_2"),
+    ),
+    *edits(
+        f"{MIXED}the scores are, and L is still a natural logarithm. Multiply it by log2(e) too.",
+        log_sum_natural=(DIFFERENCE, "scores - reference * LN_2"),
+    ),
+    *edits(
+        f"{MIXED}L is, and the scores are not. Multiply them by log2(e) too.",
+        scores_natural=(DIFFERENCE, "scores * LN_2 - reference"),
+    ),
+    *edits(
         "L is multiplied by the scale, along with the products. It is the log-sum-exp of scores that were scaled "
         "already: it gets the factor log2(e) alone.",
+        log_sum_scaled=("products * scale, log_sum", "products * scale, log_sum * scale"),
     ),
-    *(
-        Slip(f"ln2_for_log2e{way}", "The factor is ln 2 = 0.6931 where log2(e) = 1.4427 belongs: e^x = 2^(x · log2 e).")
-        for way in ("", "__in_the_log_sum")
+    *edits(
+        "The factor is ln 2 = 0.6931 where log2(e) = 1.4427 belongs: e^x = 2^(x · log2 e).",
+        ln2_for_log2e=(DIFFERENCE, "(scores - reference) * (LN_2 * LN_2)"),
+        ln2_for_log2e__in_the_log_sum=(DIFFERENCE, "scores - reference * (LN_2 * LN_2)"),
     ),
     *SHARED,
+    *edits("", by_powers_of_2=(DIFFERENCE, "scores * LOG2_E - reference * LOG2_E", P, "torch.exp2(exponent)")),
 )
 
 
@@ -336,7 +312,7 @@ EXERCISE = Exercise(
     title="Probabilities from the log-sum-exp",
     entries=("probabilities_from_lse", "probabilities_in_base_2"),
     cases=probability_cases,
-    oracle={"probabilities_from_lse": probabilities_of, "probabilities_in_base_2": in_base_2_oracle},
+    oracle={"probabilities_from_lse": probabilities, "probabilities_in_base_2": in_base_2},
     inputs_belong_together=True,
     contracts=CONTRACTS,
     plain=(
@@ -344,12 +320,8 @@ EXERCISE = Exercise(
         lambda scores, log_sum, scale=1.0: probabilities_of(scores * (scale * LOG2_E) / LOG2_E, log_sum),
     ),
     models=(
-        Model(
-            natural,
-            (*SHARED, Slip("base_2_of_natural_numbers", "This is 2^(S - L). P is e^(S - L): use torch.exp here.")),
-            entry="probabilities_from_lse",
-        ),
-        Model(base_2, IN_BASE_2, entry="probabilities_in_base_2"),
+        model_of(probabilities, NATURAL, uses=(along_keys,), entry="probabilities_from_lse"),
+        model_of(in_base_2, BASE_2, (probabilities,), (along_keys,), entry="probabilities_in_base_2"),
     ),
     requirements=(
         Forbids(("_softmax", "softmax", "logsumexp", "sum", "amax", "max", "cumsum")),

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-import torch
-
-from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake
+from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract
 from course_lib.checker.specification.draw import Draw
-from course_lib.checker.specification.model import Model, Slip
 from exercises.ch10_backward_and_recomputation.parts import (
-    BOUNDED_BELOW,
     SCORES,
-    as_it_is_read,
+    leaving,
     lower_than_bounds,
     one_head,
     rows_visible,
-    without_bounds,
+    tiles_otherwise,
 )
 from exercises.topics.attention_backward import gradients
-from exercises.topics.attention_backward_model import Given, Inside
-from exercises.topics.attention_backward_slips import KEYS_IN_PYTORCH, foreseen
+from exercises.topics.attention_backward_slips import (
+    ALIGNED,
+    ALL_QUERIES,
+    BOUNDED_BELOW,
+    GUARDED,
+    OF_KEYS,
+    OF_KEYS_SKIPPED,
+    POSITIONS,
+    PUT_FOR_NUMBERS,
+    SCALE,
+    begins,
+    of_a_loop,
+)
+from exercises.topics.attention_backward_steps import KEY_PARTS, USES, key_gradients, where_foreseen
 from exercises.topics.attention_inputs import equal_and_far_below, far_below, large, ordered, ordinary
 
 
@@ -32,130 +40,72 @@ def key_block(stray=0.0):
     return oracle
 
 
-def how_often(s, query_length, first_key, key_length, causal, query_rows):
-    """[query_length]: in how many steps of the loop each query counts."""
-    queries, once = torch.arange(query_length), torch.ones(query_length)
-
-    def counted(starts, rows):
-        return sum(once * (queries >= start) * (queries < start + rows) for start in starts)
-
-    whole = query_length // query_rows * query_rows
-    if s("last_tile_counted_twice") and query_rows < query_length > whole:
-        return once + ((queries >= query_length - query_rows) & (queries < whole))
-    if s("left_at_the_first_hidden_tile") and causal:
-        last = (queries // query_rows + 1) * query_rows - 1  # of each query's tile
-        hidden = last.clamp(max=query_length - 1) + key_length - query_length < first_key
-        return once * (hidden.cumsum(0) == 0)
-    first = queries // query_rows * query_rows  # the first query of each one's tile
-    end = (first + query_rows).clamp(max=query_length)
-    seen = first_key + query_length - key_length  # the first query that sees the block
-    if s("partial_tile_skipped__but_the_first") and whole:
-        return once * (queries < whole)
-    if s("last_tile_left_out"):
-        return once * (first < query_length - query_rows)
-    if s("only_first_tile__in_every_step"):
-        return once * (queries < query_rows) * -(-query_length // query_rows)
-    for size in SIZES:
-        if s(f"steps_of_one_size__{size}"):
-            return counted(range(0, query_length, size), query_rows)
-        if s(f"tiles_of_one_size__{size}"):
-            return counted(range(0, query_length, query_rows), size)
-    if causal and s("partly_hidden_tile_left_out"):
-        return once * (first >= seen)
-    if causal and s("partly_hidden_tile_left_out__with_all_behind_it"):
-        return once * ((first < seen).cumsum(0) == 0)
-    if causal and s("partly_hidden_tile_left_out__of_one_query"):
-        return once * (end - 1 > seen)
-    if causal and s("loop_begins_late__by_a_query"):
-        return once * (queries >= max(0, seen + 1))
-    if causal and s("loop_begins_late__by_a_tile"):
-        return once * (queries >= (max(0, seen) // query_rows + 1) * query_rows)
-    if s("last_query_missing"):
-        return once * (queries < query_length - 1)
-    if s("last_query_missing__of_the_range"):
-        return once * (queries // query_rows * query_rows < query_length - 1)
-    if s("last_query_missing__of_each_tile"):
-        return once * (queries % query_rows < query_rows - 1)
-    return once
+def gradients_of_the_block(query, keys, values, gradient, log_sum, delta, first_key, key_length, causal, query_rows):
+    """dK and dV [block, head_dim], tile after tile."""
+    inputs = (query, keys, values, gradient, log_sum, delta, query.shape[0])
+    key_gradient, value_gradient = key_gradients(*inputs, first_key, key_length, causal, query_rows)
+    return key_gradient, value_gradient
 
 
-SIZES = (16, 32, 64)
+OF_ROWS = "are taken from the first rows in every tile. Each tile has rows of its own: slice them like the queries."
+SUMS, DELTAS = "log_sum[..., first : first + step]", "delta[..., first : first + step]"
+FIRST_SUMS, FIRST_DELTAS = "log_sum[..., : queries.shape[-2]]", "delta[..., : queries.shape[-2]]"
 PARTLY_HIDDEN = (
     "A tile is left out whose first queries do not see the block, and whose last ones do. Leave a tile out only where "
     "its last query does not see the block's first key, and round the loop's beginning down: the mask does the rest."
 )
-BEGINS_LATE = (
-    "The loop over queries begins too late. The block's first key is seen from query first_key + query_length - "
-    "key_length on, or from query 0: begin there, or at the tile that holds that query, rounded down."
-)
-ONE_SIZE = (
-    "{} a fixed number, and not query_rows. Loop over range(0, query_length, query_rows), and let a tile reach over "
-    "first_query : first_query + query_rows."
-)
-LAST_QUERY = (
-    "The last query {}. range and slices leave their end out: the loop runs over range(0, query_length, query_rows), "
-    "and a tile over first_query : first_query + query_rows."
-)
-SLIPS = (
-    *KEYS_IN_PYTORCH,
-    *BOUNDED_BELOW,
-    Slip(
-        "last_tile_counted_twice",
-        "The last tile was moved back so that it is full, and the queries that it shares with the tile before count "
-        "twice. Let it be smaller: a slice ends where the tensor ends.",
+CHANGES = (
+    *of_a_loop(*OF_KEYS_SKIPPED),
+    *OF_KEYS,
+    *edits(f"L and Δ {OF_ROWS}", rows_of_the_first_tile=(SUMS, FIRST_SUMS, DELTAS, FIRST_DELTAS)),
+    *edits(f"The numbers of L {OF_ROWS}", rows_of_the_first_tile__in_log_sum=(SUMS, FIRST_SUMS)),
+    *edits(f"The numbers of Δ {OF_ROWS}", rows_of_the_first_tile__in_delta=(DELTAS, FIRST_DELTAS)),
+    *edits(
+        "The scale is 1/√(keys of the block). It is 1/√head_dim.",
+        scale_by_length__of_the_block=(SCALE, "keys.shape[-2] ** -0.5"),
     ),
-    Slip(
-        "left_at_the_first_hidden_tile",
+    *edits(
+        "The block's keys are numbered from 0. They stand at first_key, first_key + 1, ...",
+        first_key_forgotten=("first_key + torch.arange(", "torch.arange("),
+    ),
+    *edits(
+        "The block's length stands where key_length belongs: query i is at position i + key_length - query_length, "
+        "whatever block it meets.",
+        block_for_key_length=(POSITIONS, "rows + len(keys) - query_length"),
+    ),
+    *edits(
+        "dK and dV are returned in each other's place.",
+        results_exchanged=("return key_gradient, value_gradient", "return value_gradient, key_gradient"),
+    ),
+    *BOUNDED_BELOW,
+    *tiles_otherwise("queries", "query"),
+    *edits(
         "The loop is left at the first tile of queries that does not see the block. Those stand in front, and later "
         "queries see it: go on with the next tile (continue), or begin at the first query that sees the block.",
+        left_at_the_first_hidden_tile=leaving("break", "not visible.any()", *ALL_QUERIES),
     ),
-    Slip(
-        "partial_tile_skipped__but_the_first",
-        "The last, partly filled tile is never looked at: the number of tiles is rounded down.",
+    *edits(
+        PARTLY_HIDDEN,
+        partly_hidden_tile_left_out=leaving("continue", "not visible[0].any()", *ALL_QUERIES),
+        partly_hidden_tile_left_out__with_all_behind_it=leaving("break", "not visible[0].any()", *ALL_QUERIES),
+        partly_hidden_tile_left_out__of_one_query=leaving(
+            "continue", "causal and rows[-1] <= first_key - offset", *ALL_QUERIES
+        ),
     ),
-    Slip(
-        "last_tile_left_out",
-        "The last tile is left out, full or not: range leaves its end out already. It is range(0, query_length, "
-        "query_rows).",
+    *edits(
+        "The loop over queries begins too late. The block's first key is seen from query first_key + query_length - "
+        "key_length on, or from query 0: begin there, or at the tile that holds that query, rounded down.",
+        loop_begins_late__by_a_query=begins("max(0, first_key - offset + 1)"),
+        loop_begins_late__by_a_tile=begins("(max(0, first_key - offset) // step + 1) * step"),
     ),
-    Slip(
-        "only_first_tile__in_every_step",
-        "Every step of the loop takes the first tile. A tile begins where the loop variable says.",
-    ),
-    *(Slip(f"steps_of_one_size__{size}", ONE_SIZE.format("The loop's step is"), alone=True) for size in SIZES),
-    *(Slip(f"tiles_of_one_size__{size}", ONE_SIZE.format("A tile's size is"), alone=True) for size in SIZES),
-    *(
-        Slip(f"partly_hidden_tile_left_out{way}", PARTLY_HIDDEN)
-        for way in ("", "__with_all_behind_it", "__of_one_query")
-    ),
-    *(Slip(f"loop_begins_late__{way}", BEGINS_LATE) for way in ("by_a_query", "by_a_tile")),
-    Slip("last_query_missing", LAST_QUERY.format("is left out")),
-    Slip("last_query_missing__of_the_range", LAST_QUERY.format("is left out where it is a tile by itself")),
-    Slip("last_query_missing__of_each_tile", LAST_QUERY.format("of each tile is left out")),
+    *edits("", all_tiles=ALL_QUERIES, guarded=GUARDED, aligned=ALIGNED),
 )
-
-
-def compute(s, query, keys, values, gradient, log_sum, delta, first_key, key_length, causal, query_rows):
-    times = how_often(s, query.shape[0], first_key, key_length, causal, query_rows)
-    given = Given(
-        query[None],
-        keys[None],
-        values[None],
-        (times[:, None] * gradient)[None],  # dK and dV are sums over queries, linear in each one's dO and Δ
-        as_it_is_read(s, log_sum)[None],
-        (times * delta)[None],
-        query_length=query.shape[0],
-        key_length=key_length,
-        causal=causal,
-        query_rows=query_rows,
-        key_rows=keys.shape[0],
-        first_key=first_key,
-    )
-    found = foreseen(s, key_length, SLIPS, Inside(without_bounds(s), "keys", given).gradients())
-    if found is None:
-        return None
-    result = tuple(gradient[0] for gradient in found)
-    return result[::-1] if s("results_exchanged") else result
+STYLES = (("all_tiles", "guarded"), ("all_tiles",), ("guarded",), ("aligned", "guarded"))
+MODEL = where_foreseen(
+    model_of(gradients_of_the_block, CHANGES, KEY_PARTS, USES, styles=STYLES, may_be_silent=True),
+    key_length_of=lambda *args: args[7],
+    sure=PUT_FOR_NUMBERS,
+)
 
 
 def block_of(draw, query_length, key_length, head_dim, scores, first_key, block, causal, query_rows):
@@ -248,14 +198,7 @@ EXERCISE = Exercise(
     inputs_belong_together=True,
     contracts=(CONTRACT,),
     plain=(key_block(stray=1.0),),
-    models=(
-        Model(
-            compute,
-            SLIPS,
-            styles=(("all_tiles", "guarded"), ("all_tiles",), ("guarded",), ("aligned", "guarded")),
-            may_be_silent=True,
-        ),
-    ),
+    models=(MODEL,),
     requirements=(
         Allocates(_rows_and_block),
         Forbids(("_softmax", "softmax", "logsumexp", "scaled_dot_product_attention")),

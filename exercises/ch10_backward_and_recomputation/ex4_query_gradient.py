@@ -8,22 +8,30 @@ from functools import partial
 
 import torch
 
-from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake
+from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.draw import Draw
-from course_lib.checker.specification.model import Model, Slip
 from exercises.ch10_backward_and_recomputation.parts import (
-    BOUNDED_BELOW,
     SCORES,
-    as_it_is_read,
+    leaving,
     lower_than_bounds,
     one_head,
     rows_visible,
-    without_bounds,
+    tiles_otherwise,
 )
 from exercises.topics.attention_backward import gradients
-from exercises.topics.attention_backward_model import Given, Inside
-from exercises.topics.attention_backward_slips import QUERIES_IN_PYTORCH, foreseen
+from exercises.topics.attention_backward_slips import (
+    ALL_KEYS,
+    BOUNDED_BELOW,
+    GUARDED,
+    OF_QUERIES,
+    OF_QUERIES_SKIPPED,
+    POSITIONS,
+    PUT_FOR_NUMBERS,
+    ends,
+    of_a_loop,
+)
+from exercises.topics.attention_backward_steps import QUERY_PARTS, USES, query_gradients, where_foreseen
 from exercises.topics.attention_inputs import equal_and_far_below, far_below, large, ordered, ordinary
 
 
@@ -36,128 +44,63 @@ def query_tile(stray=0.0):
     return oracle
 
 
-def keys_walked_over(s, key_length, key_rows, last_position, first_position):
-    """Stretches (first, end) of keys that count in the sum; two that overlap count twice where they do.
-
-    The positions are those of the tile's queries, whose last key may be the last of a tile, or beyond all.
-    """
-    whole = key_length // key_rows * key_rows
-    seen_by_all = max(0, min(key_length, first_position + 1))  # keys in tiles that begin where every query sees
-    seen = max(0, min(key_length, last_position + 1))
-    if s("last_tile_counted_twice") and key_rows < key_length > whole:
-        return [(0, key_length), (key_length - key_rows, whole)]
-    if s("left_at_the_first_partly_hidden_tile"):  # by its first key, which a query does not see
-        return [(0, min(key_length, -(-seen_by_all // key_rows) * key_rows))]
-    if s("left_at_the_first_partly_hidden_tile__by_its_last_key"):
-        return [(0, key_length if seen == key_length else seen // key_rows * key_rows)]
-    if s("left_at_the_first_partly_hidden_tile__by_both"):  # by its last key, which the first query does not see
-        return [(0, key_length if seen_by_all == key_length else seen_by_all // key_rows * key_rows)]
-    if s("left_at_the_first_partly_hidden_tile__cut"):
-        return [(0, seen_by_all)]
-    if s("partial_tile_skipped__but_the_first") and whole:
-        return [(0, whole)]
-    if s("partial_tile_skipped__of_those_seen"):
-        return [(0, key_length if last_position >= key_length else seen // key_rows * key_rows)]
-    starts = range(0, key_length, key_rows)
-    if s("last_tile_left_out"):
-        return [(0, len(range(0, key_length - key_rows, key_rows)) * key_rows)]
-    if s("only_first_tile__in_every_step"):
-        return [(0, min(key_rows, key_length))] * len(starts)
-    for size in SIZES:
-        if s(f"steps_of_one_size__{size}"):
-            return [(at, min(at + key_rows, key_length)) for at in range(0, key_length, size)]
-        if s(f"tiles_of_one_size__{size}"):
-            return [(at, min(at + size, key_length)) for at in starts]
-    if s("last_key_missing"):
-        return [(0, key_length - 1)]
-    if s("last_key_missing__of_the_range"):
-        return [(0, key_length - 1 if (key_length - 1) % key_rows == 0 else key_length)]
-    if s("last_key_missing__of_each_tile"):
-        return [(begin, min(begin + key_rows - 1, key_length)) for begin in range(0, key_length, key_rows)]
-    if s("last_key_missing__of_those_seen"):
-        return [(0, max(0, min(key_length, last_position)))]
-    return [(0, key_length)]
+def gradient_of_the_tile(query, key, value, gradient, log_sum, delta, first_query, query_length, causal, key_rows):
+    """dQ [rows, head_dim], tile after tile."""
+    inputs = (query, key, value, gradient, log_sum, delta, first_query, query_length)
+    return query_gradients(*inputs, key.shape[0], causal, key_rows)
 
 
-SIZES = (16, 32, 64)
-ONE_SIZE = (
-    "{} a fixed number, and not key_rows. Loop over range(0, key_length, key_rows), and let a tile reach over "
-    "first_key : first_key + key_rows."
-)
-LAST_KEY = (
-    "The last key {}. range and slices leave their end out: the loop runs over range(0, key_length, key_rows), and a "
-    "tile over first_key : first_key + key_rows."
-)
-LEFT = (
-    "The loop is left at a tile of keys that some of the queries do not see, and the others do. Leave it only where "
-    "the last query of the tile does not see the first key."
-)
-SLIPS = (
-    *QUERIES_IN_PYTORCH,
+CUT = ("first + step", "min(first + step, stop)")
+CHANGES = (
+    *of_a_loop(*OF_QUERIES_SKIPPED),
+    *OF_QUERIES,
+    *edits(
+        "The tile's queries are numbered from 0. They have the numbers first_query, first_query + 1, ...",
+        first_query_forgotten=("first_query + torch.arange(", "torch.arange("),
+    ),
+    *edits(
+        "The tile's rows stand where query_length belongs: query i is at position i + key_length - query_length, "
+        "whatever tile it is in.",
+        rows_for_query_length=(POSITIONS, "rows + key_length - len(rows)"),
+    ),
+    *edits(
+        "The keys are numbered from 0 in every tile. A tile's first key has the number at which the tile begins.",
+        tiles_numbered_alike=("first + torch.arange(", "torch.arange("),
+    ),
     *BOUNDED_BELOW,
-    Slip(
-        "last_tile_counted_twice",
-        "The last tile was moved back so that it is full, and the keys that it shares with the tile before count "
-        "twice. Let it be smaller: a slice ends where the tensor ends.",
+    *tiles_otherwise("keys", "key"),
+    *edits(
+        "The loop is left at a tile of keys that some of the queries do not see, and the others do. Leave it only "
+        "where the last query of the tile does not see the first key.",
+        left_at_the_first_partly_hidden_tile=leaving("break", "not visible[0, 0]", *ALL_KEYS),
+        left_at_the_first_partly_hidden_tile__by_its_last_key=leaving("break", "not visible[-1, -1]", *ALL_KEYS),
+        left_at_the_first_partly_hidden_tile__by_both=leaving("break", "not visible[0, -1]", *ALL_KEYS),
+        left_at_the_first_partly_hidden_tile__cut=(*ends("min(key_length, reach - query.shape[-2] + 1)"), *CUT),
     ),
-    Slip("left_at_the_first_partly_hidden_tile", LEFT),
-    Slip("left_at_the_first_partly_hidden_tile__by_its_last_key", LEFT),
-    *(Slip(f"left_at_the_first_partly_hidden_tile__{way}", LEFT) for way in ("by_both", "cut")),
-    *(
-        Slip(
-            f"partial_tile_skipped__{way}",
-            "The last, partly filled tile is never looked at: the number of tiles is rounded down.",
-        )
-        for way in ("but_the_first", "of_those_seen")
+    *edits(
+        "The last, partly filled tile is never looked at: the number of tiles is rounded down.",
+        partial_tile_skipped__of_those_seen=ends("min(key_length, reach // step * step)"),
     ),
-    Slip(
-        "last_tile_left_out",
-        "The last tile is left out, full or not: range leaves its end out already. It is range(0, key_length, "
-        "key_rows).",
+    *edits(
+        "The last key that the tile's last query sees is left out: the one at its own position. A slice leaves its "
+        "end out, so the end is one more than that position.",
+        last_key_missing__of_those_seen=(*ends("min(key_length, reach - 1)"), *CUT),
     ),
-    Slip(
-        "only_first_tile__in_every_step",
-        "Every step of the loop takes the first tile. A tile begins where the loop variable says.",
-    ),
-    *(Slip(f"steps_of_one_size__{size}", ONE_SIZE.format("The loop's step is"), alone=True) for size in SIZES),
-    *(Slip(f"tiles_of_one_size__{size}", ONE_SIZE.format("A tile's size is"), alone=True) for size in SIZES),
-    Slip("last_key_missing", LAST_KEY.format("is left out")),
-    Slip("last_key_missing__of_the_range", LAST_KEY.format("is left out where it is a tile by itself")),
-    Slip("last_key_missing__of_each_tile", LAST_KEY.format("of each tile is left out")),
-    Slip(
-        "last_key_missing__of_those_seen",
-        "The last key that the tile's last query sees is left out: the one at its own position. A slice leaves its end "
-        "out, so the end is one more than that position.",
-    ),
+    *edits("", all_tiles=ALL_KEYS, guarded=GUARDED),
 )
-
-
-def of_query_tile(s, query, key, value, gradient, log_sum, delta, first_query, query_length, causal, key_rows):
-    last = first_query + query.shape[0] - 1 + key.shape[0] - query_length if causal else key.shape[0]
-    first = first_query + key.shape[0] - query_length if causal else key.shape[0]
-    total = torch.zeros_like(query)
-    for begin, end in keys_walked_over(s, key.shape[0], key_rows, last, first):
-        given = Given(
-            query[None],
-            key[None, begin:end],
-            value[None, begin:end],
-            gradient[None],
-            as_it_is_read(s, log_sum)[None],
-            delta[None],
-            query_length=query_length,
-            key_length=key.shape[0],
-            causal=causal,
-            query_rows=query.shape[0],
-            key_rows=key_rows,
-            first_query=first_query,
-            first_key=begin,
-        )
-        if begin < end:
-            found = foreseen(s, key.shape[0], SLIPS, Inside(without_bounds(s), "queries", given).gradients())
-            if found is None:
-                return None
-            total = total + found[0][0]
-    return total
+TILE_MODEL = where_foreseen(
+    model_of(
+        gradient_of_the_tile,
+        CHANGES,
+        QUERY_PARTS,
+        USES,
+        entry="query_tile_gradient",
+        styles=(("all_tiles", "guarded"), ("all_tiles",), ("guarded",)),
+        may_be_silent=True,
+    ),
+    key_length_of=lambda query, key, *rest: key.shape[0],
+    sure=PUT_FOR_NUMBERS,
+)
 
 
 def in_orders(functions, contributions, orders):
@@ -317,109 +260,92 @@ ARRIVALS = Contract(
 )
 
 
-def of_arrivals(s, contributions, orders):
-    """The driver's answer for a function that adds up in some way."""
-    results = [_added(s, contributions, order) for order in orders]
+def of_arrivals(contributions, orders):
+    """The driver's answer for `sum_in_turn`."""
+    results = [sum_in_turn(contributions, order) for order in orders]
     return results[0], sum(not torch.equal(result, results[0]) for result in results[1:])
 
 
-def _of_views(contributions, order):
-    """Each added when its turn has come, out of a buffer that holds the latest arrival."""
-    buffer, waiting, turn, total = torch.empty_like(contributions[0]), set(), 0, None
+def sum_in_turn(contributions, order):
+    """The contributions, which arrive in this order and overwrite each other, added by their numbers."""
+    arrived = torch.empty_like(contributions[0])
+    waiting, turn, total = {}, 0, None
     for block in order:
-        buffer.copy_(contributions[block])
-        waiting.add(block)
-        while turn in waiting:
-            total = buffer if total is None else total + buffer
-            turn += 1
-    return total.clone()
-
-
-def _walked(s, contributions, order):
-    """What a function does that keeps what comes early, with a slip in that."""
-    buffer, waiting, turn, total = torch.empty_like(contributions[0]), {}, 0, None
-    for block in order:
-        buffer.copy_(contributions[block])
-        waiting[block] = (
-            buffer if block == 0 and s("first_not_cloned", "first_not_cloned__in_place") else buffer.clone()
-        )
+        arrived.copy_(contributions[block])
+        waiting[block] = arrived.clone()
         while turn in waiting:
             one = waiting.pop(turn)
-            if total is None:
-                total = one
-            elif s("first_not_cloned__in_place"):
-                total.add_(one)
-            else:
-                total = total + one
+            total = one if total is None else total + one
             turn += 1
-            if s("one_added_for_each_arrival"):
-                break
     return total.clone()
 
 
-def _added(s, contributions, order):
-    blocks = len(contributions)
-    if s("first_not_cloned", "first_not_cloned__in_place", "one_added_for_each_arrival"):
-        return _walked(s, contributions, order)
-    if s("walked_twice"):
-        return contributions[0].clone()
-    if s("views_kept"):
-        return _of_views(contributions, order)
-    if s("views_kept__until_the_end"):
-        contributions = contributions[order[-1:]].expand_as(contributions)
-    if s("last_arrival_alone"):
-        return contributions[order[-1]].clone()
-    if s("first_arrival_alone"):
-        return contributions[order[0]].clone()
-    in_turn = list(order) if s("order_of_arrival", "order_of_arrival__in_float64") else list(range(blocks))
-    if s("block_left_out"):
-        in_turn = in_turn[:-1] or in_turn
-    if s("block_left_out__the_first"):
-        in_turn = in_turn[1:] or in_turn
-    dtype = torch.float64 if s("order_of_arrival__in_float64") else torch.float32
+def added_up(contributions, order, dtype=torch.float32):
+    """The sum of these blocks, one after the other."""
     total = torch.zeros(contributions.shape[1:], dtype=dtype)
-    for block in in_turn:
+    for block in order:
         total += contributions[block].to(dtype)
-    return (total / blocks if s("averaged") else total).float()
+    return total.float()
 
 
-BY_ARRIVAL = (
-    "The contributions are added in the order in which they arrive. Every addition rounds, so another order gives "
-    "other bits. Keep those that come early (as clones), and add block 0, block 1, block 2, ... each when its turn has "
-    "come."
-)
-VIEWS = "A contribution that was kept shows a later one: each arrival overwrites the same tensor. Keep a clone()."
-NOT_CLONED = (
-    "Block 0's contribution is kept without a clone(), so the next arrival overwrites it. Clone whatever stays after "
-    "its turn in the loop, the beginning of the sum too."
-)
+CLONE, SUM, RESULT = "arrived.clone()", "one if total is None else total + one", "return total.clone()"
 LEFT_OUT = "One block's contribution is missing from the sum: all of them count, 0 to blocks - 1."
-ARRIVAL_SLIPS = (
-    Slip("order_of_arrival", BY_ARRIVAL),
-    Slip(
-        "order_of_arrival__in_float64",
+ARRIVAL_CHANGES = (
+    *edits(
+        "The contributions are added in the order in which they arrive. Every addition rounds, so another order gives "
+        "other bits. Keep those that come early (as clones), and add block 0, block 1, block 2, ... each when its turn "
+        "has come.",
+        order_of_arrival=(RESULT, "return added_up(contributions, order)"),
+    ),
+    *edits(
         "The contributions are added in the order of arrival, in float64. That rounds too, only later: with terms that "
         "cancel, other bits come out. Fix the order instead.",
+        order_of_arrival__in_float64=(RESULT, "return added_up(contributions, order, torch.float64)"),
     ),
-    Slip("views_kept", VIEWS),
-    Slip("views_kept__until_the_end", VIEWS),
-    Slip("first_not_cloned", NOT_CLONED),
-    Slip("first_not_cloned__in_place", NOT_CLONED),
-    Slip(
-        "one_added_for_each_arrival",
+    *edits(
+        "A contribution that was kept shows a later one: each arrival overwrites the same tensor. Keep a clone().",
+        views_kept=(CLONE, "arrived"),
+        views_kept__until_the_end=(RESULT, "return added_up(contributions, order[-1:] * len(order))"),
+    ),
+    *edits(
+        "Block 0's contribution is kept without a clone(), so the next arrival overwrites it. Clone whatever stays "
+        "after its turn in the loop, the beginning of the sum too.",
+        first_not_cloned=(CLONE, "arrived.clone() if block else arrived"),
+        first_not_cloned__in_place=(
+            *(CLONE, "arrived.clone() if block else arrived"),
+            *(SUM, "one if total is None else total.add_(one)"),
+        ),
+    ),
+    *edits(
         "At most one block is added for each arrival, and the others that wait stay behind. When a block's turn has "
         "come, the next ones may be waiting already: while, not if.",
+        one_added_for_each_arrival=("while turn in waiting", "if turn in waiting"),
     ),
-    Slip(
-        "walked_twice",
+    *edits(
         "Only block 0 counts. An iterator can be walked once: when its end is reached, a second loop over it finds "
         "nothing. Keep what comes early.",
+        walked_twice=(RESULT, "return contributions[0].clone()"),
     ),
-    Slip("last_arrival_alone", "Only the contribution that arrives last counts. Add them all up."),
-    Slip("first_arrival_alone", "Only the contribution that arrives first counts. Add them all up."),
-    Slip("block_left_out", LEFT_OUT),
-    Slip("block_left_out__the_first", LEFT_OUT),
-    Slip("averaged", "The sum is divided by the number of blocks. dQ is the sum of their contributions."),
+    *edits(
+        "Only the contribution that arrives last counts. Add them all up.",
+        last_arrival_alone=(RESULT, "return contributions[order[-1]].clone()"),
+    ),
+    *edits(
+        "Only the contribution that arrives first counts. Add them all up.",
+        first_arrival_alone=(RESULT, "return contributions[order[0]].clone()"),
+    ),
+    *edits(
+        LEFT_OUT,
+        block_left_out=(RESULT, "return added_up(contributions, range(max(1, len(order) - 1)))"),
+        block_left_out__the_first=(RESULT, "return added_up(contributions, range(len(order))[1:] or [0])"),
+    ),
+    *edits(
+        "The sum is divided by the number of blocks. dQ is the sum of their contributions.",
+        averaged=(RESULT, "return total / len(contributions)"),
+    ),
+)
+ARRIVAL_MODEL = model_of(
+    of_arrivals, ARRIVAL_CHANGES, (sum_in_turn,), (added_up,), entry="sum_of_arrivals", first_of_equals=True
 )
 
 
@@ -464,16 +390,7 @@ EXERCISE = Exercise(
         "query_tile_gradient": (query_tile(stray=1.0), query_tile(stray=-1.0)),
         "sum_of_arrivals": (one_by_one, partial(one_by_one, from_the_last=True), _summed_otherwise),
     },
-    models=(
-        Model(
-            of_query_tile,
-            SLIPS,
-            styles=(("all_tiles", "guarded"), ("all_tiles",), ("guarded",)),
-            entry="query_tile_gradient",
-            may_be_silent=True,
-        ),
-        Model(of_arrivals, ARRIVAL_SLIPS, entry="sum_of_arrivals", first_of_equals=True),
-    ),
+    models=(TILE_MODEL, ARRIVAL_MODEL),
     requirements=(
         Allocates(_allowed),
         Forbids(("_softmax", "softmax", "logsumexp", "scaled_dot_product_attention")),

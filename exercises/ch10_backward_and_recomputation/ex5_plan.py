@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.model import Model, Slip
+from course_lib.checker.specification.model import Model
 
 
 def weigh(functions, layers, limit):
@@ -30,20 +31,38 @@ def weigh(functions, layers, limit):
 
 
 def best_plan(layers, limit):
-    """(True, the least microseconds), or None: every set of kept bytes that no other one beats, layer by layer."""
-    states, inputs = [(0, 0)], 0  # (bytes kept, microseconds)
-    for input_bytes, inner_bytes, time in layers:
+    """(True, the least microseconds), or None."""
+    return weigh({"plan": by_layers}, layers, limit)
+
+
+def by_layers(layers, limit):
+    """The fastest choices, or None: layer by layer those of each number of bytes that are kept."""
+    states, inputs = {0: (0, ())}, 0  # bytes kept -> (microseconds, choices)
+    for input_bytes, inner, time in layers:
         inputs += input_bytes
-        possible = [state for state in states if inputs + state[0] + inner_bytes <= limit]
-        reached = sorted(
-            itertools.chain.from_iterable(((kept + inner_bytes, t), (kept, t + time)) for kept, t in possible)
-        )
-        states, fastest = [], None
-        for kept, t in reached:
-            if fastest is None or t < fastest:
-                states.append((kept, t))
-                fastest = t
-    return _right(min(time for _, time in states)) if states else None
+        reached = {}
+        for before, (again, choices) in states.items():
+            for keeps in (True, False):
+                if inputs + before + at_work(inner, keeps) <= limit:
+                    made = (again + time * (not keeps), (*choices, keeps))
+                    there = before + inner * keeps
+                    reached[there] = min(reached.get(there, made), made, key=lambda state: state[0])
+        states = unbeaten(reached)
+    return list(min(states.values())[1]) if states else None
+
+
+def at_work(inner, keeps):
+    """Bytes of a layer's inner tensors while it works."""
+    return inner
+
+
+def unbeaten(states):
+    """Those that are faster than all that keep fewer bytes."""
+    found, fastest = {}, None
+    for kept in sorted(states):
+        if fastest is None or states[kept][0] < fastest:
+            found[kept], fastest = states[kept], states[kept][0]
+    return found
 
 
 def by_search(layers, limit):
@@ -134,129 +153,64 @@ CONTRACT = Contract(
 )
 
 
-def compute(s, layers, limit):
-    """What the driver says of a plan that is made in some way."""
-    kept = _planned(s, layers, limit)
+LONGEST = 11  # layers of which all lists are tried
+
+
+def told(layers, limit):
+    """What the driver says of the best plan."""
+    kept = planned(list(layers), limit)
     return weigh({"plan": lambda *_: kept}, layers, limit)
 
 
-def _peak(s, layers, kept):
-    """The most bytes, as somebody with these slips counts them."""
+def planned(layers, limit):
+    """The choices of the fastest plan, or None."""
+    allowed = partial(fits, layers, limit)
+    found = fastest(layers, allowed) if len(layers) <= LONGEST else by_layers(layers, limit)
+    return found
+
+
+def fastest(layers, allowed):
+    """By trying all lists."""
+    plans = filter(allowed, itertools.product((True, False), repeat=len(layers)))
+    return min(plans, key=partial(price, layers), default=None)
+
+
+def fits(layers, limit, kept):
+    """Whether such a plan stays within the limit."""
+    return peak(layers, kept) <= limit
+
+
+def peak(layers, kept):
+    """The most bytes at once."""
     inputs = before = most = 0
-    everything = sum(inner for (_, inner, _), keeps in zip(layers, kept) if keeps)
-    largest = max((inner for (_, inner, _), keeps in zip(layers, kept) if not keeps), default=0)
-    all_inputs = 0 if s("inputs_forgotten") else sum(input_bytes for input_bytes, _, _ in layers)
-    if s("working_memory_forgotten"):
-        return all_inputs + everything
-    if s("largest_beside_all_that_is_kept"):
-        return all_inputs + everything + largest
-    if s("largest_of_all_beside_what_is_kept"):
-        return all_inputs + everything + max((inner for _, inner, _ in layers), default=0)
-    if s("all_recomputed_at_once"):
-        return all_inputs + sum(inner for _, inner, _ in layers)
     for (input_bytes, inner, _), keeps in zip(layers, kept):
-        inputs += 0 if s("inputs_forgotten") else input_bytes
-        there = inputs - (input_bytes if s("own_input_forgotten") else 0)
-        most = max(most, there + before + _at_work(s, inner, keeps))
+        inputs += input_bytes
+        most = max(most, inputs + before + at_work(inner, keeps))
         before += inner if keeps else 0
     return most
 
 
-def _at_work(s, inner, keeps):
-    """Bytes that are counted for the inner tensors of the layer at work, in a walk over the layers."""
-    if s("working_memory_forgotten__until_the_next_layer"):
-        return 0
-    if s("working_memory_forgotten"):
-        return inner if keeps else 0
-    return 2 * inner if s("own_inner_twice") and keeps else inner
+def price(layers, kept):
+    """By what plans are compared: microseconds, then bytes."""
+    again = sum(time for (_, _, time), keeps in zip(layers, kept) if not keeps)
+    held = sum(inner for (_, inner, _), keeps in zip(layers, kept) if keeps)
+    return again, held
 
 
-def _planned(s, layers, limit):
-    if s("none_without_layers") and not layers:
-        return None
-    layers = _as_taken(s, layers)
-    found = _chosen(s, layers, limit)
-    if found is None and s("never_none"):
-        return [False] * len(layers)
-    return [not keeps for keeps in found] if found and s("choices_turned_round") else found
+def greedy(layers, allowed, preference):
+    """What is kept one after the other, as long as it fits."""
+    kept = [False] * len(layers)
+    for index in sorted(range(len(layers)), key=preference):
+        kept[index] = True
+        kept[index] = allowed(kept)
+    return kept if allowed(kept) else None
 
 
-def _chosen(s, layers, limit):
-    count = len(layers)
-    fits = (lambda kept: _peak(s, layers, kept) < limit) if s("fits_strictly") else (
-        lambda kept: _peak(s, layers, kept) <= limit
-    )  # fmt: skip
-    if s("greedy", "greedy__by_time", "greedy__in_order", "greedy__from_the_last"):
-        order = {
-            "greedy": lambda i: -layers[i][2] / max(layers[i][1], 1e-9),
-            "greedy__by_time": lambda i: -layers[i][2],
-            "greedy__in_order": lambda i: i,
-            "greedy__from_the_last": lambda i: -i,
-        }
-        rule = next(name for name in order if s(name))
-        kept = [False] * count
-        if not fits(kept):
-            return None
-        for index in sorted(range(count), key=order[rule]):
-            kept[index] = True
-            if not fits(kept):
-                kept[index] = False
-        return kept
-    if s("all_or_nothing"):
-        return next((kept for kept in ([True] * count, [False] * count) if fits(kept)), None)
-    if s("nothing_kept"):
-        return [False] * count if fits([False] * count) else None
-    if s("partial_plans_dropped"):
-        return _best_of_each_count(layers, limit)
-    if s("most_layers_kept"):
-        return _best_of(s, layers, limit, fits, price=lambda kept: (-sum(kept), _kept_bytes(layers, kept)))
-    if s("most_bytes_kept"):
-        return _best_of(s, layers, limit, fits, price=lambda kept: -_kept_bytes(layers, kept))
-    return _best_of(s, layers, limit, fits)
+def first_of(plans, allowed):
+    return next(filter(allowed, plans), None)
 
 
-def _time_again(layers, kept):
-    return sum(time for (_, _, time), keeps in zip(layers, kept) if not keeps)
-
-
-def _kept_bytes(layers, kept):
-    return sum(inner for (_, inner, _), keeps in zip(layers, kept) if keeps)
-
-
-def _best_of(s, layers, limit, fits, price=None):
-    """By trying all; of longer networks nothing can be said. Styles: which of several equals is taken."""
-    if price is None and s("layer_by_layer") and not s(*OF_WHOLE_LISTS):
-        return _layer_by_layer(s, layers, limit)
-    price = price or (lambda kept: (_time_again(layers, kept), _kept_bytes(layers, kept)))
-    if len(layers) > 11:
-        raise _TooLong
-    order = (False, True) if s("last_layers_first") else (True, False)
-    plans = [kept for kept in itertools.product(order, repeat=len(layers)) if fits(kept)]
-    return min(plans, key=price, default=None)
-
-
-def _layer_by_layer(s, layers, limit):
-    """As the chapter does it: the fastest partial plan for each number of bytes that are kept."""
-    states, inputs = {0: (0, ())}, 0  # bytes kept -> (microseconds, choices)
-    for input_bytes, inner, time in layers:
-        there = inputs
-        inputs += 0 if s("inputs_forgotten") else input_bytes
-        there = there if s("own_input_forgotten") else inputs
-        reached = {}
-        for kept, (again, choices) in states.items():
-            for keeps in (False, True) if s("last_layers_first") else (True, False):
-                room = limit - there - kept - _at_work(s, inner, keeps)
-                if room > 0 or room == 0 and not s("fits_strictly"):
-                    key, state = kept + inner * keeps, (again + time * (not keeps), (*choices, keeps))
-                    reached[key] = min(reached.get(key, state), state, key=lambda state: state[0])
-        states, fastest = {}, None
-        for kept in sorted(reached):
-            if fastest is None or reached[kept][0] < fastest:
-                states[kept], fastest = reached[kept], reached[kept][0]
-    return list(min(states.values())[1]) if states else None
-
-
-def _best_of_each_count(layers, limit):
+def best_of_each_count(layers, limit):
     """Layer by layer, with the fastest partial plan alone of each number of layers that are kept."""
     states, inputs = {0: (0, 0, ())}, 0  # kept layers -> (microseconds, bytes kept, choices)
     for input_bytes, inner, time in layers:
@@ -274,105 +228,145 @@ def _best_of_each_count(layers, limit):
     return min(states.values())[2] if states else None
 
 
-class _TooLong(Exception):
-    """More layers than can be tried."""
-
-
-def _as_taken(s, layers):
-    """The layers with their inputs where somebody with these slips takes them to be."""
-    if not s("all_inputs_from_the_beginning") or not layers:
-        return layers
-    inputs = [sum(layer[0] for layer in layers), *[0] * (len(layers) - 1)]
+def with_all_inputs(layers):
+    """The same layers, where the first one has the inputs of all."""
+    inputs = [sum(layer[0] for layer in layers), *[0] * len(layers)]
     return [(size, *rest) for size, (_, *rest) in zip(inputs, layers)]
 
 
-def model(s, layers, limit):
-    try:
-        return compute(s, layers, limit)
-    except _TooLong:
-        if not any(s(slip.id) for slip in SLIPS if slip.id != "all_inputs_from_the_beginning"):
-            return best_plan(_as_taken(s, layers), limit)
-        return NotImplemented
-
-
-OF_WHOLE_LISTS = ("largest_beside_all_that_is_kept", "largest_of_all_beside_what_is_kept", "all_recomputed_at_once")
-GREEDY = (
-    "Layers are kept one after the other in a fixed order of preference, as long as they fit. That is not always the "
-    "best: one layer may take the room of two that would save more together. Compare combinations."
-)
-SLIPS = (
-    Slip(
-        "most_layers_kept",
+FOUND = "fastest(layers, allowed) if len(layers) <= LONGEST else by_layers(layers, limit)"
+ALL_KEPT, NONE_KEPT = "[True] * len(layers)", "[False] * len(layers)"
+CHANGES = (
+    *edits(
         "The plan keeps as many layers as possible. What counts is the time that the others take to compute again.",
+        most_layers_kept=("return again, held", "return -sum(kept), held"),
     ),
-    *(Slip(f"greedy{way}", GREEDY) for way in ("", "__by_time", "__in_order", "__from_the_last")),
-    Slip("all_or_nothing", "Either all layers are kept or none. Some of them often fit: choose for each layer."),
-    Slip("nothing_kept", "No layer is kept although there is room. What is kept need not be computed again."),
-    Slip(
-        "working_memory_forgotten",
+    *edits(
+        "Layers are kept one after the other in a fixed order of preference, as long as they fit. That is not always "
+        "the best: one layer may take the room of two that would save more together. Compare combinations.",
+        greedy=(FOUND, "greedy(layers, allowed, lambda i: -layers[i][2] / max(layers[i][1], 1e-9))"),
+        greedy__by_time=(FOUND, "greedy(layers, allowed, lambda i: -layers[i][2])"),
+        greedy__in_order=(FOUND, "greedy(layers, allowed, lambda i: i)"),
+        greedy__from_the_last=(FOUND, "greedy(layers, allowed, lambda i: -i)"),
+    ),
+    *edits(
+        "Either all layers are kept or none. Some of them often fit: choose for each layer.",
+        all_or_nothing=(FOUND, f"first_of([{ALL_KEPT}, {NONE_KEPT}], allowed)"),
+    ),
+    *edits(
+        "No layer is kept although there is room. What is kept need not be computed again.",
+        nothing_kept=(FOUND, f"first_of([{NONE_KEPT}], allowed)"),
+    ),
+    *edits(
         "The layer at work is forgotten. Its inner tensors are there while it works, whether it keeps them or computes "
         "them again.",
+        working_memory_forgotten=("return inner", "return inner if keeps else 0"),
+        working_memory_forgotten__until_the_next_layer=("return inner", "return 0"),
     ),
-    Slip(
-        "working_memory_forgotten__until_the_next_layer",
-        "The layer at work is forgotten. Its inner tensors are there while it works, whether it keeps them or computes "
-        "them again.",
-    ),
-    Slip(
-        "largest_beside_all_that_is_kept",
+    *edits(
         "The largest layer that computes again is counted beside everything that is kept. While layer i works, only "
         "layers before it hold what they keep: the backward pass has freed the later ones.",
+        largest_beside_all_that_is_kept=(
+            "return most",
+            "most = max((layer[1] for layer, keeps in zip(layers, kept) if not keeps), default=0)\n"
+            "return inputs + before + most",
+        ),
     ),
-    Slip(
-        "all_recomputed_at_once",
+    *edits(
         "The inner tensors of all layers are counted at once. Layers that compute them again hold them one at a time.",
+        all_recomputed_at_once=("return most", "return inputs + sum(layer[1] for layer in layers)"),
     ),
-    Slip(
-        "largest_of_all_beside_what_is_kept",
+    *edits(
         "The largest layer is counted beside everything that is kept. While layer i works, only layers before it hold "
         "what they keep, and its own inner tensors are there once: the backward pass has freed the later ones.",
+        largest_of_all_beside_what_is_kept=(
+            "return most",
+            "return inputs + before + max((layer[1] for layer in layers), default=0)",
+        ),
     ),
-    Slip(
-        "own_inner_twice",
+    *edits(
         "A layer's own inner tensors count twice where it keeps them. While it works they are there once.",
+        own_inner_twice=("return inner", "return 2 * inner if keeps else inner"),
     ),
-    Slip(
-        "all_inputs_from_the_beginning",
+    *edits(
         "The inputs of all layers are counted from the beginning. While layer i works, those of layers 0 to i are "
         "there.",
+        all_inputs_from_the_beginning=("list(layers)", "with_all_inputs(layers)"),
     ),
-    Slip("choices_turned_round", "The choices are the wrong way round: True stands for a layer that keeps."),
-    Slip(
-        "partial_plans_dropped",
+    *edits(
+        "The choices are the wrong way round: True stands for a layer that keeps.",
+        choices_turned_round=("return found", "return [not keeps for keeps in found] if found else found"),
+    ),
+    *edits(
         "Of all partial plans that keep equally many layers only one goes on. Another that is slower, but keeps fewer "
         "bytes, may end better: drop a plan only if another one keeps no more bytes and takes no more time.",
+        partial_plans_dropped=(FOUND, "best_of_each_count(layers, limit)"),
     ),
-    Slip("inputs_forgotten", "The layers' inputs are forgotten. They are kept in any case, of layers 0 to i."),
-    Slip(
-        "own_input_forgotten",
+    *edits(
+        "The layers' inputs are forgotten. They are kept in any case, of layers 0 to i.",
+        inputs_forgotten=("inputs += input_bytes", "inputs += 0"),
+    ),
+    *edits(
         "The input of the layer at work is forgotten. While layer i works, the inputs of layers 0 to i are there, and "
         "its own is one of them.",
+        own_input_forgotten=("inputs + before + at_work", "inputs - input_bytes + before + at_work"),
     ),
-    Slip("fits_strictly", "A plan that fills the limit to the last byte was refused. It fits: compare with <=."),
-    Slip(
-        "none_without_layers",
+    *edits(
+        "A plan that fills the limit to the last byte was refused. It fits: compare with <=.",
+        fits_strictly=("<= limit", "< limit"),
+    ),
+    *edits(
         "Without layers there is one list, the empty one, and it stays within the limit: return []. An empty list "
         "counts as false, so ask `is None`.",
+        none_without_layers=("planned(list(layers), limit)", "planned(list(layers), limit) if layers else None"),
     ),
-    Slip("never_none", "There is a plan although none stays within the limit. Return None there."),
-    Slip(
-        "most_bytes_kept",
+    *edits(
+        "There is a plan although none stays within the limit. Return None there.",
+        never_none=(f"found = {FOUND}", f"found = {FOUND}\nfound = {NONE_KEPT} if found is None else found"),
+    ),
+    *edits(
         "The plan keeps as many bytes as possible. What counts is the time that the others take to compute again.",
+        most_bytes_kept=("return again, held", "return -held, 0"),
+    ),
+    *edits(  # how right answers compute, and which of several equals they take
+        "", layer_by_layer=("len(layers) <= LONGEST", "False"), last_layers_first=("(True, False)", "(False, True)")
     ),
 )
+AT_ANY_LENGTH = {"greedy", "all_or_nothing", "nothing_kept", "partial_plans_dropped", "layer_by_layer"}
 
-MODEL = Model(
-    model,
-    SLIPS,
-    styles=((), ("last_layers_first",)),
-    none_is_a_result=True,
-    may_be_silent=True,
-    first_of_equals=True,
+
+def where_tried(model: Model) -> Model:
+    """The same model, silent where there are too many lists to try and a slip decides between them."""
+
+    def compute(slips, layers, limit):
+        made = {name.partition("__")[0] for name in slips.switched_on}
+        decides = made - {"all_inputs_from_the_beginning", "last_layers_first"}
+        too_many = len(layers) > LONGEST and decides and not made & AT_ANY_LENGTH
+        return NotImplemented if too_many else model.compute(slips, layers, limit)
+
+    return replace(model, compute=compute)
+
+
+MODEL = where_tried(
+    model_of(
+        told,
+        CHANGES,
+        (planned, fastest, fits, peak, price, by_layers, at_work),
+        (greedy, first_of, best_of_each_count, with_all_inputs),
+        styles=((), ("last_layers_first",)),
+        none_is_a_result=True,
+        may_be_silent=True,
+        first_of_equals=True,
+    )
+)
+
+LAYER_BY_LAYER = replace(
+    MODEL.with_only(
+        *("working_memory_forgotten", "working_memory_forgotten__until_the_next_layer", "own_inner_twice"),
+        *("all_inputs_from_the_beginning", "choices_turned_round", "inputs_forgotten", "own_input_forgotten"),
+        *("fits_strictly", "none_without_layers", "never_none"),
+    ),
+    styles=(("layer_by_layer",), ("layer_by_layer", "last_layers_first")),
 )
 
 EXERCISE = Exercise(
@@ -382,7 +376,7 @@ EXERCISE = Exercise(
     cases=plan_cases,
     oracle=best_plan,
     contracts=(CONTRACT,),
-    models=(MODEL, replace(MODEL, styles=(("layer_by_layer",), ("layer_by_layer", "last_layers_first")))),
+    models=(MODEL, LAYER_BY_LAYER),
     hints=(
         "First write a function that gives the most bytes of a given list of choices: walk over the layers, add up the "
         "inputs, and remember what the layers before have kept. Then try all lists for three layers.",

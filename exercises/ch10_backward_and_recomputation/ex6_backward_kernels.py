@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -13,14 +13,9 @@ from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.exercise import Limits
 from course_lib.checker.specification.layouts import any_strides, unit_last
-from course_lib.checker.specification.model import Model, Slip
 from course_lib.checker.specification.requirements import Contiguous, SmallProducts
-from exercises.ch10_backward_and_recomputation.parts import (
-    BOUNDED_BELOW,
-    as_it_is_read,
-    lower_than_bounds,
-    without_bounds,
-)
+from exercises.ch10_backward_and_recomputation.parts import lower_than_bounds
+from exercises.ch10_backward_and_recomputation.two_kernels import MODEL
 from exercises.topics.attention_backward import (
     delta_of,
     gradients,
@@ -28,8 +23,6 @@ from exercises.topics.attention_backward import (
     positions_seen,
     probabilities_of,
 )
-from exercises.topics.attention_backward_model import in_a_kernel
-from exercises.topics.attention_backward_slips import IN_KERNELS, foreseen
 from exercises.topics.attention_inputs import MAGNITUDES, equal_and_far_below, large, ordered, ordinary
 from exercises.topics.evidence import first_access
 
@@ -319,44 +312,6 @@ def rounded_early(case, seen, got) -> bool:
     )
 
 
-BOUNDED_IN_ONE_KERNEL = tuple(
-    replace(slip, id=f"{slip.id}_{loop}", sentence=f"In the kernel of {gradients_there}: {slip.sentence}")
-    for loop, gradients_there in (("keys", "dK and dV"), ("queries", "dQ"))
-    for slip in BOUNDED_BELOW
-)
-SLIPS = (
-    *IN_KERNELS,
-    *BOUNDED_BELOW,
-    *BOUNDED_IN_ONE_KERNEL,
-    Slip(
-        "strides_of_an_input",
-        "A result is not contiguous, and the kernels write it as if it were: torch.empty_like takes the strides of its "
-        "argument, and an input may have any. Make results by torch.empty with a shape.",
-    ),
-)
-
-
-def compute(s, query, key, value, output, log_sum, *rest):
-    def of(loop):
-        return in_a_kernel(without_bounds(s), query, key, value, output, as_it_is_read(s, log_sum, loop), *rest)
-
-    known = (*IN_KERNELS, *BOUNDED_BELOW, *BOUNDED_IN_ONE_KERNEL)
-    made = of("queries")
-    if made is not None and s(*(slip.id for slip in BOUNDED_IN_ONE_KERNEL)):
-        made = (made[0], *of("keys")[1:])
-    results = foreseen(s, key.shape[1], known, made)
-    if results is not None and s("strides_of_an_input"):
-        results = tuple(map(written_as_if_contiguous, (query, key, value), results))
-    return results
-
-
-def written_as_if_contiguous(like, result):
-    """What `torch.empty_like` of this input holds, where a kernel writes the result into it row after row."""
-    made = torch.empty_like(like, dtype=result.dtype)
-    made.as_strided((made.numel(),), (1,)).copy_(result.flatten())
-    return made
-
-
 EXERCISE = Exercise(
     id="10.6",
     title="The backward pass in Triton",
@@ -372,15 +327,7 @@ EXERCISE = Exercise(
         *(backward(stray=1.0, turns=turns) for turns in (8, ALL_ALIKE)),
         backward(narrow=False, stray=-1.0),
     ),
-    models=(
-        Model(
-            compute,
-            SLIPS,
-            styles=((), ("guarded",), ("aligned", "guarded"), ("all_tiles", "guarded")),
-            may_be_silent=True,
-            first_of_equals=True,
-        ),
-    ),
+    models=(MODEL,),
     needs=TRITON,
     uses_dot=True,
     limits=Limits(seconds=20.0),

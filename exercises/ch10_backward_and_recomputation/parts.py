@@ -1,13 +1,13 @@
-"""What 10.2, 10.3, 10.4 and 10.6 share: tensors as the forward pass left them, and an L that was bounded from below."""
+"""What 10.3, 10.4 and 10.6 share: tensors as the forward pass left them, and loops over tiles that go another way."""
 
 from __future__ import annotations
 
 import torch
 
 from course_lib.checker.specification.contract import Level
-from course_lib.checker.specification.model import Slip, Slips
+from course_lib.checker.specification.edits import Edit, edits
 from exercises.topics.attention_backward import delta_of, left_by_the_forward, positions_seen
-from exercises.topics.attention_backward_model import STYLES
+from exercises.topics.attention_backward_slips import MASK, WALK
 from exercises.topics.attention_inputs import MAGNITUDES, far_below, ordinary
 
 # Without equal scores and values near 80, whose dP - Δ is rounding for the most part; 10.6 has them.
@@ -45,28 +45,59 @@ def lower_than_bounds(query_is=4.0, key_is=-(2.0**18)):
     return make
 
 
-BOUNDS = (1e2, 1e3, 1e4, 1e5)
-BOUNDED = tuple(f"log_sum_bounded_below__{bound:.0f}" for bound in BOUNDS)
-BOUNDED_BELOW = tuple(
-    Slip(
-        name,
-        "L is bounded from below by a finite number, or replaced where it is lower. All scores of a row may lie lower "
-        "still, and then P is 0 where it is not: -inf alone is replaced.",
-        alone=True,
+def leaving(how: str, where: str, *all_tiles: str) -> tuple[str, ...]:
+    """The pieces of a loop over all tiles, hidden ones too, that leaves one out where something is true, or stops."""
+    return (MASK, f"{MASK}\nif {where}:\n    {how}", *all_tiles)
+
+
+def tiles_otherwise(many: str, one: str) -> tuple[Edit, ...]:
+    """The rows of a loop over tiles in PyTorch, of queries or of keys, whose tiles are other ones."""
+    step, length = f"{one}_rows", f"{one}_length"
+    one_size = (
+        f"{{}} a fixed number, and not {step}. Loop over range(0, {length}, {step}), and let a tile reach over "
+        f"first_{one} : first_{one} + {step}."
     )
-    for name in BOUNDED
-)
-
-
-def as_it_is_read(slips: Slips, log_sum: torch.Tensor, loop: str = "") -> torch.Tensor:
-    """L, or where it is bounded from below what it is bounded to; loop: "keys" or "queries", where there are two."""
-    for name, bound in zip(BOUNDED, BOUNDS):
-        if slips(name, f"{name}_{loop}"):
-            return log_sum.clamp(min=-bound)
-    return log_sum
-
-
-def without_bounds(slips: Slips) -> Slips:
-    """The styles alone where L is bounded: P is 0 in such rows, and no rounding of large scores decides anything."""
-    bounded = [f"{name}{loop}" for name in BOUNDED for loop in ("", "_keys", "_queries")]
-    return Slips(filter(slips, STYLES)) if slips(*bounded) else slips
+    last = (
+        f"The last {one} {{}}. range and slices leave their end out: the loop runs over range(0, {length}, {step}), "
+        f"and a tile over first_{one} : first_{one} + {step}."
+    )
+    sizes = (16, 32, 64)
+    return (
+        *edits(
+            f"The last tile was moved back so that it is full, and the {many} that it shares with the tile before "
+            "count twice. Let it be smaller: a slice ends where the tensor ends.",
+            last_tile_counted_twice=(WALK, f"[max(0, min(first, stop - step)) for first in {WALK}]"),
+        ),
+        *edits(
+            "The last, partly filled tile is never looked at: the number of tiles is rounded down.",
+            partial_tile_skipped__but_the_first=(WALK, "range(start, max(stop - step, 0) + 1, step)"),
+        ),
+        *edits(
+            "The last tile is left out, full or not: range leaves its end out already. It is "
+            f"range(0, {length}, {step}).",
+            last_tile_left_out=(WALK, "range(start, stop - step, step)"),
+        ),
+        *edits(
+            "Every step of the loop takes the first tile. A tile begins where the loop variable says.",
+            only_first_tile__in_every_step=(WALK, f"[0] * len({WALK})"),
+        ),
+        *edits(
+            one_size.format("The loop's step is"),
+            alone=True,
+            **{f"steps_of_one_size__{size}": (WALK, f"range(start, stop, {size})") for size in sizes},
+        ),
+        *edits(
+            one_size.format("A tile's size is"),
+            alone=True,
+            **{f"tiles_of_one_size__{size}": ("first + step", f"first + {size}") for size in sizes},
+        ),
+        *edits(last.format("is left out"), **{f"last_{one}_missing": ("first + step", "min(first + step, stop - 1)")}),
+        *edits(
+            last.format("is left out where it is a tile by itself"),
+            **{f"last_{one}_missing__of_the_range": (WALK, "range(start, stop - 1, step)")},
+        ),
+        *edits(
+            last.format("of each tile is left out"),
+            **{f"last_{one}_missing__of_each_tile": ("first + step", "first + step - 1")},
+        ),
+    )

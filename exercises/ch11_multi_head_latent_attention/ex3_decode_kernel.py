@@ -24,7 +24,7 @@ from exercises.ch11_multi_head_latent_attention import parts
 from exercises.ch11_multi_head_latent_attention.parts import ROWS, over_rows
 from exercises.topics.attention_sentences import NOT_DIVIDED
 from exercises.topics.decode_slips import EMPTY_SEQUENCE
-from exercises.topics.evidence import NAN_FROM_THE_START, all_nan
+from exercises.topics.evidence import FIXED_SIZE, NAN_FROM_THE_START, all_nan
 from exercises.topics.heads_of_a_tile import LEFT_OUT, OUTSIDE, AtMost64Heads, costs
 
 WORK = ("scaled_dot_product_attention", "_scaled_dot_product", "bmm", "mm", "matmul", "_softmax", "softmax")
@@ -47,6 +47,7 @@ def kernel_cases(draw):
         Case("a negative scale, scores of -16,384 and less, float16", parts.deep(draw)),
         case("64 heads, 64 + 16, bytes counted", 64, 64, 16, [150, 70], 160, metered=True),
         *parts.far_cases(draw),
+        *parts.far_ends(draw),
     ]
     if not draw.on_gpu or draw.bfloat16:  # a T4 has no room for tiles of 512 columns
         cases.append(case("512 + 64, float16, bytes counted", 8, 512, 64, [40], 48, dtype=torch.float16, metered=True))
@@ -125,6 +126,7 @@ EXERCISE = Exercise(
         "rows = min(most_rows, max(16, triton.next_power_of_2(heads))), and grid = (triton.cdiv(heads, rows), batch).",
     ),
     mistakes=(
+        FIXED_SIZE,
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         parts.V_IS_TRANS_K,
         *LEFT_OUT,

@@ -27,7 +27,7 @@ from exercises.ch11_multi_head_latent_attention import parts
 from exercises.ch11_multi_head_latent_attention.ex3_decode_kernel import WORK
 from exercises.ch11_multi_head_latent_attention.parts import INF, ROWS, over_rows
 from exercises.topics.decode_slips import AVERAGED, EMPTY_MERGE, EMPTY_SPLIT
-from exercises.topics.evidence import NAN_FROM_THE_START, all_nan
+from exercises.topics.evidence import FAR_END, FIXED_SIZE, NAN_FROM_THE_START, all_nan
 from exercises.topics.heads_of_a_tile import OUTSIDE, AtMost64Heads, costs
 from exercises.topics.splits_in_a_run import SEEN_OF_SPLITS, SplitsUsed
 
@@ -88,6 +88,8 @@ def split_cases(draw):
         ),
         case("64 heads, 64 + 16, 3 splits, bytes counted", 3, 64, 64, 16, [300], 320, metered=True),
         *(replace(case, entry="split_latent_decode") for case in parts.far_cases(draw, 2)),
+        *(replace(case, entry="split_latent_decode") for case in parts.far_ends(draw, 1)),
+        case(f"300 splits, {FAR_END}", 300, 1, 16, 16, [320], 320),
     ]
     if not draw.on_gpu or draw.bfloat16:  # a T4 has no room for tiles of 512 columns
         wide = {"dtype": torch.float16, "metered": True}
@@ -287,6 +289,7 @@ EXERCISE = Exercise(
         "At the end of the merge, divide by the sum of the weights, or by 1 where that sum is 0.",
     ),
     mistakes=(
+        FIXED_SIZE,
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         parts.V_IS_TRANS_K,
         *SEEN_OF_SPLITS,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from course_lib.checker import Mistake, edits
+from course_lib.checker import Case, Mistake, edits
 from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.topics import pointers
 from exercises.topics.attention import close_to, in_a_kernel, normalised_in_a_kernel, rounded_in_a_kernel
@@ -33,6 +33,7 @@ from exercises.topics.decode_inputs import SCORES, UNUSED, tokens_first
 from exercises.topics.decode_inputs import lengths as length_levels
 from exercises.topics.evidence import (
     COMPUTED_IN_16_BITS,
+    FAR_END,
     ROUNDED_TO_16_BITS,
     right_to_three_digits,
     stored_in_16_bits,
@@ -153,6 +154,16 @@ def far_cases(draw, *options):
     cases = beyond_32_bits(draw, "sequences", [cache], lengths, *rest, *options, before=(query,))
     query, cache, lengths, *rest = drawn(draw, 2, 16, 16, [5], 6)
     return cases + beyond_32_bits(draw, "tokens", [cache], lengths, *rest, *options, before=(query,), dimension=1)
+
+
+def far_ends(draw, *options):
+    """Hundreds of sequences, of which the last two alone have tokens, and hundreds of heads."""
+    sequences = drawn(draw, 1, 16, 16, [0] * 298 + [5, 2], 8)
+    heads = drawn(draw, 300, 16, 16, [5], 8)
+    return [
+        Case(f"300 sequences, {FAR_END}", (*sequences, *options)),
+        Case(f"300 heads, {FAR_END}", (*heads, *options)),
+    ]
 
 
 def deep(draw):

@@ -28,7 +28,7 @@ from exercises.topics.attention import close_to, in_a_kernel, prescaled_in_a_ker
 from exercises.topics.decode import AS_GOOD, attend, each_sequence
 from exercises.topics.decode_inputs import lengths as length_levels
 from exercises.topics.decode_slips import EMPTY_SEQUENCE
-from exercises.topics.evidence import NAN_FROM_THE_START, all_nan
+from exercises.topics.evidence import FAR_END, FIXED_SIZE, NAN_FROM_THE_START, all_nan
 
 INF = math.inf
 WORK = ("scaled_dot_product_attention", "_scaled_dot_product", "bmm", "mm", "matmul", "_softmax", "softmax")
@@ -122,6 +122,8 @@ def kernel_cases(draw):
             drawn(Draw(1), key_heads=1, group=2, head_dim=64, lengths=[64], spare=15),
             metered=True,
         ),
+        case(f"300 sequences, {FAR_END}", 1, 1, 64, [0] * 299 + [5]),
+        case(f"300 KV heads, {FAR_END}", 300, 1, 64, [2]),
         Case("float16, middles that nearly cancel the codes", nearly_cancelled(Draw(5))),
     ]
 
@@ -340,6 +342,7 @@ EXERCISE = Exercise(
         "and store them at 2 * columns and 2 * columns + 1.",
     ),
     mistakes=(
+        FIXED_SIZE,
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         Mistake(
             "scales_loaded_for_every_channel",

@@ -8,10 +8,10 @@ import torch
 
 from course_lib.checker import TRITON, Case, Exercise, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.layouts import contiguous, unit_last
+from course_lib.checker.specification.layouts import beyond_32_bits, contiguous, unit_last
 from exercises.ch13_fusion_and_compilers import rms_norms as norms
 from exercises.ch13_fusion_and_compilers.rms_norms import large, tiny
-from exercises.topics.evidence import ROUNDED_TO_16_BITS, stored_in_16_bits
+from exercises.topics.evidence import FAR_END, FIXED_SIZE, ROUNDED_TO_16_BITS, stored_in_16_bits
 from exercises.topics.kernel_requirements import in_one_kernel
 from exercises.topics.pointers import load
 from exercises.topics.vector_inputs import ordinary
@@ -34,6 +34,7 @@ def norm_cases(draw):
     def case(name, rows, hidden, metered=False, **more):
         return Case(name, drawn(draw, rows=rows, hidden=hidden, **more), metered=metered)
 
+    x, residual, *rest = drawn(draw, rows=3, hidden=20)
     return [
         case("4 rows of 1,024", 4, 1024, metered=True),
         case("3 rows of 1,000: no power of two", 3, 1000, metered=True),
@@ -45,6 +46,8 @@ def norm_cases(draw):
         case("float16, numbers near 300: squares overflow", 3, 500, values=large, dtype=torch.float16),
         case("numbers near 0.003 and an epsilon of 1e-8", 3, 96, values=tiny, epsilon=1e-8),
         case("float16, rows of zeros and an epsilon of 1e-8", 3, 64, values=zeros, dtype=torch.float16, epsilon=1e-8),
+        case(f"1,100 rows, {FAR_END}", 1100, 3),
+        *beyond_32_bits(draw, "rows", [x, residual], *rest),
     ]
 
 
@@ -139,8 +142,11 @@ EXERCISE = Exercise(
         "BLOCK), add epsilon, and take tl.rsqrt.",
         "x and residual have row strides of their own: pass x.stride(0) and residual.stride(0). The results are "
         "contiguous, so their rows are `hidden` apart.",
+        "A tile of 16,384 is too much for the registers of four warps, the default: on a GPU it spills. Launch it with "
+        "more, for example num_warps=4 if hidden <= 4096 else 16.",
     ),
     mistakes=(
+        FIXED_SIZE,
         Mistake("rounded_to_16_bits", ROUNDED_TO_16_BITS, when=stored_in_16_bits(norms.add_rms_norm), every=True),
         Mistake(
             "row_read_again",

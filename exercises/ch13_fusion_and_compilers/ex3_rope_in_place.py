@@ -6,7 +6,8 @@ import torch
 
 from course_lib.checker import TRITON, Case, Exercise, InOut, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.layouts import CONTIGUOUS, gaps
+from course_lib.checker.specification.layouts import CONTIGUOUS, beyond_32_bits, gaps
+from exercises.topics.evidence import FAR_END, FIXED_SIZE
 from exercises.topics.kernel_requirements import in_one_kernel
 from exercises.topics.pointers import load, put
 
@@ -34,6 +35,7 @@ def drawn(draw, *, tokens, key_heads, group, head_dim, dtype=torch.float32, posi
 
 def rope_cases(draw):
     half = torch.float16
+    qkv, *rest = drawn(draw, tokens=3, key_heads=1, group=2, head_dim=16)
     return [
         Case("3 tokens, one head each, from position 0",
              drawn(draw, tokens=3, key_heads=1, group=1, head_dim=16, positions=from_0), metered=True),
@@ -45,6 +47,10 @@ def rope_cases(draw):
              drawn(draw, tokens=3, key_heads=2, group=3, head_dim=80), metered=True),
         Case("a slice of a wider tensor", drawn(draw, tokens=4, key_heads=1, group=2, head_dim=16, layout=gaps)),
         Case("float16", drawn(draw, tokens=6, key_heads=2, group=2, head_dim=64, dtype=half), metered=True),
+        Case(f"300 tokens, {FAR_END}", drawn(draw, tokens=300, key_heads=1, group=1, head_dim=2)),
+        Case(f"132 query heads, {FAR_END}", drawn(draw, tokens=2, key_heads=4, group=33, head_dim=4)),
+        Case(f"300 KV heads, {FAR_END}", drawn(draw, tokens=2, key_heads=300, group=1, head_dim=2)),
+        *beyond_32_bits(draw, "tokens", [qkv], *rest),
     ]  # fmt: skip
 
 
@@ -175,6 +181,7 @@ EXERCISE = Exercise(
         "Load x and y first, both in float32. Then store x * cosine - y * sine, and y * cosine + x * sine.",
     ),
     mistakes=(
+        FIXED_SIZE,
         Mistake(
             "angles_for_each_head",
             "The numbers are right, but the cosines and sines of a token were loaded for each of its heads. In 16 bits "

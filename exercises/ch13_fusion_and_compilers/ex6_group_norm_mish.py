@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from course_lib.checker import TRITON, Case, Contiguous, Draw, Exercise, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.nested import tensors
+from exercises.topics.evidence import FAR_END, FIXED_SIZE
 from exercises.topics.kernel_requirements import in_one_kernel
 from exercises.topics.vector_inputs import spread
 
@@ -51,7 +52,7 @@ def ordinary(draw, *shape):
 
 
 def drawn(draw, *, batch, groups, members, length, values=ordinary, dtype=torch.float32, slope=1.0, epsilon=1e-5):
-    channels, number = groups * members, 7
+    channels, number = groups * members, max(7, batch)
     x = values(draw, batch, channels, length).to(dtype)
     weight, bias = draw.normal(channels, shift=1.0, scale=slope), draw.normal(channels)
     scale_table, shift_table = draw.normal(number, channels, shift=1.0), draw.normal(number, channels)
@@ -81,6 +82,10 @@ def norm_cases(draw):
         case("slopes of 30: exp overflows", 2, 2, 8, 16, slope=30.0),
         case("float16, 8 groups of 32 channels", 2, 8, 32, 16, dtype=torch.float16, metered=True),
         case("float16, a mean of 40: its sum has no room there", 1, 2, 32, 16, values=around_40, dtype=torch.float16),
+        case(f"300 samples, {FAR_END}", 300, 1, 1, 16),
+        case(f"300 groups, {FAR_END}", 1, 300, 1, 16),
+        case(f"groups of 1,030 channels, {FAR_END}", 1, 2, 1030, 2),
+        case(f"1,030 places, {FAR_END}", 1, 2, 2, 1030),
         made_once("tables of 5 steps, asked for 3 times", 5, 6, 3),
         made_once("tables of one step", 1, 4, 1),
     ]
@@ -229,6 +234,7 @@ EXERCISE = Exercise(
         "tables. `tables` returns them.",
     ),
     mistakes=(
+        FIXED_SIZE,
         Mistake(
             "variance_cancels",
             "The result is right where the mean is near 0, and wrong where it is 10,000 with a variance of 1. Is the "

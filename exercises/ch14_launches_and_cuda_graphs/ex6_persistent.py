@@ -19,6 +19,7 @@ from exercises.ch14_launches_and_cuda_graphs.who_computes import (
     ignores_the_counter,
     watched_tiles,
 )
+from exercises.topics.evidence import FAR_END, FIXED_SIZE
 from exercises.topics.pytorch_operations import ARITHMETIC
 
 COUNTER = "tiles_from_a_counter"
@@ -65,6 +66,7 @@ def tile_cases(draw):
         *both("2 tiles, 9 programs", 16, 64, 9, draw.integer(1, 2), metered=True),
         *both("6 tiles, one program", 32, 96, 1, 6, metered=True),
         *both("40 × 70 numbers in 9 tiles, 4 programs", 40, 70, 4, draw.integer(3, 9), metered=True),
+        *both(f"300 tiles, {FAR_END}, one program", 4800, 1, 1, 0),
         *both("20 tiles, 7 programs", 80, 128, 7, 1000, metered=True),
         *(case for cases in watched for case in cases),
     ]
@@ -231,6 +233,7 @@ EXERCISE = Exercise(
         "same line again at the loop's end. Before the launch: counter.zero_().",
     ),
     mistakes=(
+        FIXED_SIZE,
         Mistake(
             "launch_for_each_tile",
             "Several kernels were launched. Launch one kernel for all of the work, and let its programs go from tile "

@@ -17,12 +17,12 @@ def chosen(capability, dtype, head_dim, mask, page_size, use, programs, context)
         return "course", "dtype"
     if page_size > 0:
         return ("FlashInfer", "pages") if head_dim in (64, 128, 256) else ("course", "head_dim")
-    if use == "decode" and programs < 100 and context >= 1024:
-        return "split decode", "programs"
     if mask == "tensor":
         return "SDPA", "mask"
     if mask == "rule":
         return ("FlexAttention", "mask") if capability >= 80 else ("SDPA", "mask")
+    if use == "decode" and programs < 100 and context >= 1024:
+        return "split decode", "programs"
     if dtype == "float8":
         return ("FlashAttention 3", "dtype") if capability == 90 else ("FlashInfer", "dtype")
     if capability < 80:
@@ -47,10 +47,10 @@ TABLE = (  # the rows of the statement, each line of them: when it fits, and wha
     (lambda c: c.page_size > 0 and c.dtype == "float32", ("course", "dtype")),
     (lambda c: c.page_size > 0 and c.head_dim not in (64, 128, 256), ("course", "head_dim")),
     (lambda c: c.page_size > 0, ("FlashInfer", "pages")),
-    (lambda c: c.use == "decode" and c.programs < 100 and c.context >= 1024, ("split decode", "programs")),
     (lambda c: c.mask == "tensor", ("SDPA", "mask")),
     (lambda c: c.mask == "rule" and c.capability >= 80, ("FlexAttention", "mask")),
     (lambda c: c.mask == "rule", ("SDPA", "mask")),
+    (lambda c: c.use == "decode" and c.programs < 100 and c.context >= 1024, ("split decode", "programs")),
     (lambda c: c.dtype == "float8" and c.capability == 90, ("FlashAttention 3", "dtype")),
     (lambda c: c.dtype == "float8", ("FlashInfer", "dtype")),
     (lambda c: c.capability < 80, ("SDPA", "capability")),
@@ -116,13 +116,16 @@ LONG = "head_dim > 256 or capability == 100 and head_dim > 128"
 RULE, FLOAT8 = 'mask == "rule"', '("FlashAttention 3", "dtype") if capability == 90 else ("FlashInfer", "dtype")'
 PAGED, HEADS = 'page_size > 0 and dtype == "float32"', "head_dim in (64, 128, 256)"
 PIECES = (
-    BF16, FP8, PAGED, "if page_size > 0:", SPLIT, 'if mask == "tensor":', f"if {RULE}:", 'if dtype == "float8":',
+    BF16, FP8, PAGED, "if page_size > 0:", 'if mask == "tensor":', f"if {RULE}:", SPLIT, 'if dtype == "float8":',
     "if capability < 80:", 'if dtype == "float32":', LONG, "if capability == 90:", "if capability >= 100:",
 )  # fmt: skip
 # Moves that change nothing, or that another sentence says better: below which rows, and above which.
-BELOW = {0: (1, 2, 8, 9, 10, 11, 12), 1: (2,), 2: range(3, 13), 4: (5, 6), 5: (6, 7), 6: (7, 8), 7: (8, 9),
+BELOW = {0: (1, 2, 8, 9, 10, 11, 12), 1: (2,), 2: range(3, 13), 4: (5, 6, 7), 5: (6, 7, 8), 7: (8, 9),
          8: range(9, 13), 11: (12,)}  # fmt: skip
-ABOVE = {0: (2,), 2: (8,), 5: (7,), 6: (8,), 7: (9,)}
+ABOVE = {0: (2,), 2: (4, 5, 8), 4: (6, 7), 5: (7, 8), 7: (9,)}
+
+OLD = "capability < 80"
+LATER = {7: OLD, 8: f'{OLD} or dtype == "float32"', 9: f'{OLD} or dtype == "float32" or {LONG}'}  # rows below SPLIT
 
 CHANGES = (
     *edits("bfloat16 was given to a GPU before sm_80, which cannot compute in it: row 1.",
@@ -159,9 +162,10 @@ CHANGES = (
         masks_before_pages=("page_size > 0", "page_size > 0 and mask not in ('tensor', 'rule')"),
         masks_before_pages__tensor=("page_size > 0", "page_size > 0 and mask != 'tensor'"),
         masks_before_pages__rule=("page_size > 0", "page_size > 0 and mask != 'rule'")),
-    *edits("Masks were checked before split decode. Row 3 comes first.",
-        masks_before_splits=(SPLIT, f"{SPLIT} and mask not in ('tensor', 'rule')"),
-        masks_before_splits__tensor=(SPLIT, f"{SPLIT} and mask != 'tensor'")),
+    *edits("Split decode was checked before masks. Its kernel takes no mask, so rows 3 and 4 come first.",
+        splits_before_masks=('mask == "tensor"', f'mask == "tensor" and not ({SPLIT})', RULE,
+        f"{RULE} and not ({SPLIT})"), splits_before_masks__tensor=('mask == "tensor"',
+        f'mask == "tensor" and not ({SPLIT})'), splits_before_masks__rule=(RULE, f"{RULE} and not ({SPLIT})")),
     *edits("GPUs before sm_80 were checked too early. The rows above row 7 hold for these GPUs, too.",
         old_gpus_first=("page_size > 0", "page_size > 0 and capability >= 80", SPLIT, f"{SPLIT} and capability >= 80",
         'mask == "tensor"', 'mask == "tensor" and capability >= 80', 'mask == "rule"',
@@ -182,26 +186,26 @@ CHANGES = (
         any_head_dim_in_pages__powers=(HEADS, "head_dim.bit_count() == 1 and head_dim <= 256")),
     *edits("FlashInfer was given float32. Pages in float32 are for the course's own kernel: row 2.",
         float32_in_pages=(PAGED, "False")),
-    *edits("Decode with few programs was not split, so most of the GPU is idle: row 3.", not_split=(SPLIT, "False")),
+    *edits("Decode with few programs was not split, so most of the GPU is idle: row 5.", not_split=(SPLIT, "False")),
     *edits("Decode with a short context was split. Below 1,024 tokens, merging the splits costs what splitting gains: "
-        "row 3.", short_split=(SPLIT, 'use == "decode" and programs < 100')),
-    *edits("Decode was split, although 100 programs or more fill the GPU: row 3.", full_split=(SPLIT,
+        "row 5.", short_split=(SPLIT, 'use == "decode" and programs < 100')),
+    *edits("Decode was split, although 100 programs or more fill the GPU: row 5.", full_split=(SPLIT,
         'use == "decode" and context >= 1024'), full_split__by_one=("programs < 100", "programs <= 100")),
-    *edits("Prefill or training was split. There the GPU is full, because each tile of queries has a program: row 3 is "
+    *edits("Prefill or training was split. There the GPU is full, because each tile of queries has a program: row 5 is "
         "only for decode.", prefill_split=(SPLIT, "programs < 100 and context >= 1024"), prefill_split__alone=(SPLIT,
         SPLIT.replace('use == "decode"', 'use != "training"'))),
-    *edits("A context of exactly 1,024 tokens was not split. Row 3 begins there.",
+    *edits("A context of exactly 1,024 tokens was not split. Row 5 begins there.",
         one_token_late=("context >= 1024", "context > 1024")),
-    *edits("A mask given as a tensor went to a kernel that does not take one. In this table only SDPA does: row 4.",
+    *edits("A mask given as a tensor went to a kernel that does not take one. In this table only SDPA does: row 3.",
         tensor_mask=('mask == "tensor"', "False"), tensor_mask__flex=('return "SDPA", "mask"\n    if mask == "rule"',
         'return "FlexAttention", "mask"\n    if mask == "rule"')),
     *edits("A mask given as a rule did not go to FlexAttention, which compiles a kernel for it on sm_80 and later: row "
         "5.", rule_mask=('mask == "rule"', "False"),
         rule_mask__sdpa=('("FlexAttention", "mask") if capability >= 80 else ("SDPA", "mask")', '("SDPA", "mask")')),
-    *edits("FlexAttention was chosen for a GPU before sm_80. The table has SDPA there: row 5.",
+    *edits("FlexAttention was chosen for a GPU before sm_80. The table has SDPA there: row 4.",
         flex_on_turing=('("FlexAttention", "mask") if capability >= 80 else ("SDPA", "mask")',
         '("FlexAttention", "mask")')),
-    *edits("A mask given as a rule got the reason \"capability\" before sm_80. The mask decides there, too: row 5.",
+    *edits("A mask given as a rule got the reason \"capability\" before sm_80. The mask decides there, too: row 4.",
         reason_of_a_rule=('("SDPA", "mask")', '("SDPA", "capability")')),
     *edits("float8 on sm_90 got FlashInfer. Row 6 has FlashAttention 3 there.",
         float8_on_hopper=(FLOAT8, '("FlashInfer", "dtype")')),
@@ -244,6 +248,8 @@ CHANGES = (
         'return "SDPA" if capability == 89 else "FlashAttention 2", "capability"')),
     *edits("Two rows of the table fit, and the lower one was returned. The first row that fits decides, so check the "
         "rows in the order of the table.", alone=True, **moves("out_of_order", PIECES, BELOW, ABOVE),
+        **{f"out_of_order__mask_below_{row}": ('mask == "tensor"', f'mask == "tensor" and not ({passed})')
+           for row, passed in LATER.items()},
         out_of_order__hopper=(SPLIT, f'{SPLIT} and not (dtype == "float8" and capability == 90)')),
 )  # fmt: skip
 
@@ -261,7 +267,7 @@ EXERCISE = Exercise(
         "check for pages, because a kernel that cannot read pages gives no answer at all, however fast it is.",
         "Split only if three things hold: use is \"decode\", programs < 100, and context >= 1024. Otherwise go on to "
         "the rows below, because a decode of many users can take an ordinary kernel.",
-        "The reason is the argument that decided: (\"SDPA\", \"mask\") in row 4, (\"SDPA\", \"capability\") in row 7, "
+        "The reason is the argument that decided: (\"SDPA\", \"mask\") in row 3, (\"SDPA\", \"capability\") in row 7, "
         "(\"SDPA\", \"dtype\") in row 8, (\"SDPA\", \"head_dim\") in row 9.",
     ),
 )  # fmt: skip

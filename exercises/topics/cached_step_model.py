@@ -7,7 +7,7 @@ import math
 import torch
 
 from course_lib.checker import edits, model_of
-from course_lib.checker.specification.edits import reaches_outside
+from course_lib.checker.specification.model import reaches_outside
 from exercises.topics.cache_model import is_copied
 from exercises.topics.cache_slips import WRITTEN_INTO_A_COPY
 from exercises.topics.decode import by_count, by_division, by_modulo, first_head

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from course_lib.checker.specification.edits import Edit, edits, model_of
 from course_lib.checker.specification.exercise import Case, Seen
-from course_lib.checker.specification.model import Model, Slips
+from course_lib.checker.specification.model import Model
 
 BLOCKS = (256, 1024, 512, 128, 64, 2048, 32, 16, 4096)  # that people take; the most frequent first
 RATIOS = (2, 4)  # of two block lengths that should be one
@@ -46,8 +46,8 @@ def elementwise_models(
     blocks = [(), *((f"block_{block}",) for block in BLOCKS if f"block_{block}" in names)]
     styles = tuple((*block, *more) for more in also for block in blocks)
 
-    def of_shorter(slips: Slips, *args):
-        return None if args[0].numel() > LONGEST else whole.compute(slips, *args)
+    def of_shorter(names: frozenset[str], *args):
+        return None if args[0].numel() > LONGEST else whole.compute(names, *args)
 
     model = replace(whole, compute=of_shorter, styles=styles)
     return (replace(model, pairs=False), *(replace(model, styles=(style,)) for style in styles[:blocks_of_pairs]))

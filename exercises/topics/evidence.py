@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from course_lib.checker.specification.exercise import Mistake
 from course_lib.checker.specification.nested import map_leaves, tensors
 
 NAN_FROM_THE_START = (
@@ -27,6 +28,17 @@ ROUNDED_TO_16_BITS = (
 COMPUTED_IN_16_BITS = (
     "No case in 16 bits is wrong, and the others are right to about three digits. Is something on the way rounded to "
     "16 bits, by a cast that does not ask for the tensors' own dtype? Or is a constant written with few digits?"
+)
+
+FAR_END = "more than a grid or a tile of fixed size has"
+FIXED_SIZE = Mistake(
+    "fixed_size",
+    "Only the largest numbers are wrong, far beyond those of the other cases: of rows, heads, sequences or columns. Is "
+    "the grid or a tile a fixed number? Compute it from the sizes, as in (triton.cdiv(rows, ROWS),), or let each "
+    "program go on in a loop until nothing is left.",
+    when=lambda case, seen, got: FAR_END in case.name and not seen.out_of_bounds,
+    every=True,
+    first=True,
 )
 
 

@@ -32,6 +32,20 @@ def unwritten(sequences: Callable, heads_left: Callable) -> Callable:
     return when
 
 
+def _sequences(case) -> int:
+    return len(case.args[2])
+
+
+def _last(heads: int) -> int:
+    """Heads of the last block, where it is not full."""
+    return heads % min(64, max(16, 1 << (heads - 1).bit_length()))
+
+
+def _but_first(heads: int) -> int:
+    """Heads behind the first block."""
+    return max(0, heads - 64)
+
+
 LEFT_OUT = (
     Mistake(
         "one_sequence_alone",
@@ -43,9 +57,7 @@ LEFT_OUT = (
         "heads_without_a_program",
         "No program stored the results of the last heads, or of any if they are fewer than a tile's rows. Round the "
         "number of blocks up: triton.cdiv(heads, rows).",
-        when=unwritten(
-            lambda case: len(case.args[2]), lambda heads: heads % min(64, max(16, 1 << (heads - 1).bit_length()))
-        ),
+        when=lambda case, seen, got: any(unwritten(_sequences, left)(case, seen, got) for left in (_last, _but_first)),
         every=True,
     ),
     Mistake(

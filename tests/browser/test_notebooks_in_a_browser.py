@@ -18,7 +18,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from course_lib.home import ROOT
+from course_lib.home import ROOT, course_home
 
 pytestmark = pytest.mark.browser
 COPIES = ROOT / "build" / "browser"
@@ -42,7 +42,10 @@ def lab(tmp_path_factory):
     options += " --expose-app-in-browser"
     # The folder of the notebook that it opens is the one that JupyterLab shows.
     command = ["make", "lab", f"NOTEBOOK={COPIES.relative_to(ROOT) / NOTEBOOKS[0].name}", f"LAB_ARGS={options}"]
-    environment = {**os.environ, "COURSE_HOME": str(tmp_path_factory.mktemp("home"))}
+    home, models = tmp_path_factory.mktemp("home"), course_home() / "models"
+    models.mkdir(exist_ok=True)
+    (home / "models").symlink_to(models)  # what was fetched once is not fetched again
+    environment = {**os.environ, "COURSE_HOME": str(home)}
     with open(tmp_path_factory.mktemp("log") / "lab.txt", "w+") as log:
         server = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -178,6 +181,43 @@ def test_a_slider_of_watch_moves_its_picture(lab, browser, request):
         assert program.get_attribute("aria-valuenow") == step.get_attribute("aria-valuenow") == "1.0"
         if folder := request.config.getoption("--screenshot"):
             take_pictures(page, Path(folder), "watched")
+    finally:
+        page.close()
+
+
+CHAT = """
+from course_lib.models.loading.pretrained import load
+from course_lib.serving.chat_box import chat_box
+from course_lib.serving.conversation import Conversation, new_engine
+
+chat_box(Conversation(new_engine(*load())))
+"""
+
+
+@pytest.mark.timeout(STARTS_WITHIN + RUNS_WITHIN + 120)
+def test_a_question_is_answered_in_a_box(lab, browser, request):
+    notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
+    setup = next(cell for cell in notebook.cells if cell.cell_type == "code")  # finds the course
+    notebook.cells = [setup, nbformat.v4.new_code_cell(CHAT.strip())]
+    nbformat.write(notebook, COPIES / "chat.ipynb")
+    page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+    page.set_default_timeout(RUNS_WITHIN * 1000)
+    try:
+        page.goto(f"{lab}/lab/tree/chat.ipynb?token=t&reset")
+        page.wait_for_function(READY, timeout=STARTS_WITHIN * 1000)
+        page.evaluate(UNFOLD)
+        page.evaluate(RUN_ALL)
+        line = page.get_by_placeholder("Ask something")
+        questions = "What is the capital of France?", "Write <b>two</b> lines about the sea."
+        for number, question in enumerate(questions, 1):
+            line.fill(question)
+            line.press("Enter")
+            page.wait_for_function(f"() => document.querySelectorAll('.widget-html').length > {2 * number}")
+            page.wait_for_function("() => !document.querySelector('.widget-text input').disabled")
+        assert page.get_by_text("The capital of France is Paris.").count() == 1
+        assert page.get_by_text("Write <b>two</b> lines").count() == 1, "a question is text, and no page"
+        if folder := request.config.getoption("--screenshot"):
+            take_pictures(page, Path(folder), "chat")
     finally:
         page.close()
 

@@ -25,6 +25,7 @@ from course_lib.kernels.fused.linear_cross_entropy_operators import linear_cross
 from course_lib.kernels.fused.norm_operators import add_rms_norm, add_rms_norm_operator
 from course_lib.kernels.fused.rms_norm_backward import rms_norm_backward, rms_norm_backward_reference
 from course_lib.kernels.fused.rope_append import rope_append, rope_append_reference
+from course_lib.kernels.fused.rope_append_pages import rope_append_to_pages, rope_append_to_pages_reference
 from course_lib.kernels.fused.swiglu import (
     swiglu_backward,
     swiglu_backward_reference,
@@ -95,6 +96,26 @@ def test_rope_and_append_are_right(query_heads, key_heads, head_dim, tokens, dty
     found = run(rope_append, *arguments)
     assert_as_exact_as_plain(found, functools.partial(run, rope_append_reference), *arguments)
     assert found[2].count_nonzero() == 3 * key_heads * tokens * head_dim
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("query_heads, key_heads, head_dim", [(32, 8, 128), (32, 8, 64), (5, 2, 96), (1, 1, 2)])
+def test_rope_and_append_to_pages_are_right(query_heads, key_heads, head_dim, dtype, normed):
+    qkv = normal(1, 9, (query_heads + 2 * key_heads) * head_dim, dtype=dtype)
+    angles = normal(2, 50, head_dim // 2, scale=100.0)
+    places = torch.arange(9, device="cuda") * 5, torch.tensor([79, 0, -1, 17, 16, 15, -1, 33, 64], device="cuda")
+    gains = normal(3, 2, head_dim, dtype=dtype) if normed else (None, None)
+
+    def run(function, qkv, cosine, sine, positions, slots, query_gain, key_gain):
+        pools = [torch.zeros(5, key_heads, 16, head_dim, dtype=qkv.dtype, device="cuda") for _ in range(2)]
+        query = function(qkv, cosine, sine, *pools, positions, slots, query_gain=query_gain, key_gain=key_gain)
+        return query, *pools
+
+    arguments = qkv, angles.cos(), angles.sin(), *places, *gains
+    found = run(rope_append_to_pages, *arguments)
+    assert_as_exact_as_plain(found, functools.partial(run, rope_append_to_pages_reference), *arguments)
+    assert found[2].count_nonzero() == 7 * key_heads * head_dim
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

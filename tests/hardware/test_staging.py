@@ -2,7 +2,7 @@
 
 import torch
 
-from course_lib.hardware.staging import Staging
+from course_lib.hardware.staging import StagedFields, Staging
 
 
 def test_what_was_written_is_sent():
@@ -36,3 +36,17 @@ def test_blocks_are_taken_in_turn_and_waited_for_before_they_are_written_again(m
         staging.take()
         staging.send()
     assert waited == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
+def test_fields_of_several_types_are_sent_by_one_copy():
+    fields = StagedFields(
+        {"seeds": (torch.int64, 3), "shares": (torch.float32, 3), "tables": (torch.int32, 3, 2)}, "cpu"
+    )
+    host = fields.take()
+    host["seeds"][:2], host["shares"][1], host["tables"][2] = [2**62, 5], 0.5, [7, 8]
+    assert not any(field.any() for field in fields.on_device.values()), "nothing was sent yet"
+    fields.send()
+    assert {name: field.tolist() for name, field in fields.on_device.items()} == {
+        "seeds": [2**62, 5, 0], "shares": [0.0, 0.5, 0.0], "tables": [[0, 0], [0, 0], [7, 8]],
+    }  # fmt: skip
+    assert all(field.data_ptr() % 16 == 0 and field.is_contiguous() for field in fields.on_device.values())

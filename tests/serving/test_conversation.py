@@ -3,92 +3,79 @@
 import itertools
 
 import pytest
-import tokenizers
 import torch
-from tokenizers import decoders, models, pre_tokenizers
 
-from course_lib.models.config import ModelConfig
-from course_lib.models.decoder import Decoder
-from course_lib.models.loading.tokenizer import Tokenizer
-from course_lib.serving.conversation import Conversation
-
-CONFIG = ModelConfig(257, 2, 48, 4, 2, 16, 64, 256, tied=True)
-END = 256
-TEMPLATE = (
-    "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}[assistant] {% endif %}"
-)
+from course_lib.serving.conversation import Conversation, new_engine
+from course_lib.serving.generation import generate
+from tests.serving.talkers import byte_tokenizer, random_model
 
 
 @pytest.fixture
 def talk():
-    """With a random model, which says nothing in particular but always the same."""
     return new_talk()
 
 
 def new_talk(**options):
-    torch.manual_seed(0)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = tokenizers.Tokenizer(models.BPE({piece: n for n, piece in enumerate([*alphabet, "<end>"])}, []))
-    tokens.add_special_tokens([tokenizers.AddedToken("<end>", special=True)])
-    tokens.pre_tokenizer, tokens.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    model = Decoder(CONFIG).requires_grad_(False).eval()
-    return Conversation(model, Tokenizer(tokens, TEMPLATE, {}, {END}), **{"kernels": False, **options})
+    return Conversation(new_engine(random_model(), byte_tokenizer(stops=()), **{"kernels": False, **options}))
 
 
-def run_tokens(talk) -> list[int]:
-    """How many tokens each later run of the model gets."""
-    runs, forward = [], talk.model.forward
-    talk.model.forward = lambda tokens, *args, **options: (
-        runs.append(tokens.shape[1]) or forward(tokens, *args, **options)
-    )
-    return runs
+def expected(messages, new_tokens):
+    """The greedy answer to a conversation, without an engine: its tokens."""
+    prompt = byte_tokenizer().conversation(messages)
+    with torch.no_grad():
+        return generate(random_model(), prompt[None], new_tokens)[0, len(prompt) :].tolist()
 
 
-def test_a_second_turn_says_what_a_new_conversation_would(talk):
-    """Although it runs only what the first has not."""
-    first = "".join(talk.say("Who are you?", new_tokens=8))
-    runs = run_tokens(talk)
-    second = "".join(talk.say("Why?", new_tokens=8))
-    fresh = new_talk()
-    fresh.messages = talk.messages[:2]
-    assert fresh.messages[1] == {"role": "assistant", "content": first}
-    prompt = talk.tokenizer.conversation(talk.messages[:3])
-    assert second == "".join(fresh.say("Why?", new_tokens=8))
-    assert runs[0] < 0.7 * len(prompt) and set(runs[1:]) == {1}
+def test_each_turn_says_what_the_model_says_to_the_whole_conversation(talk):
+    """Although the second runs only what the first has not."""
+    for question in ("Who are you?", "Why?"):
+        answer = "".join(talk.say(question, new_tokens=8))
+        assert answer == byte_tokenizer().decode(expected(talk.messages[:-1], 8))
+        assert talk.messages[-1] == {"role": "assistant", "content": answer}
+
+
+def test_a_second_turn_does_not_compute_the_first_again(talk):
+    runs, hidden = [], talk.engine.model.hidden
+    "".join(talk.say("Who are you, and what are you for?", new_tokens=4))
+    talk.engine.model.hidden = lambda tokens, cache: runs.append(tokens.shape[1]) or hidden(tokens, cache)
+    "".join(talk.say("Why?", new_tokens=4))
+    prompt = byte_tokenizer().conversation(talk.messages[:-1])
+    assert sum(runs) < 0.7 * len(prompt)
 
 
 def test_the_kernels_say_what_pytorchs_operations_say(talk):
-    options = {"new_tokens": 3}
-    assert "".join(new_talk(kernels=True).say("Hi", **options)) == "".join(talk.say("Hi", **options))
+    assert "".join(new_talk(kernels=True).say("Hi", new_tokens=3)) == "".join(talk.say("Hi", new_tokens=3))
 
 
 def test_an_answer_ends_at_a_stop_token(talk):
-    expected = "".join(talk.say("x", new_tokens=6))
-    stopping = new_talk()
-    stopping.tokenizer.stops = frozenset(stopping.tokenizer.encode(expected).tolist()[-1:])
-    said = "".join(stopping.say("x", new_tokens=6))
-    assert expected.startswith(said) and len(said) < len(expected)
+    written = expected([{"role": "user", "content": "x"}], 6)
+    assert written[3] not in written[:3]
+    talk.engine.tokenizer.stops = frozenset(written[3:4])
+    assert "".join(talk.say("x", new_tokens=6)) == byte_tokenizer().decode(written[:3])
 
 
 def test_an_answer_that_nobody_listens_to_any_more_is_kept_as_far_as_it_came(talk):
     pieces = list(itertools.islice(answer := talk.say("x", new_tokens=50), 2))
     answer.close()
     assert talk.messages[-1] == {"role": "assistant", "content": "".join(pieces)}
-    fresh = new_talk()
-    fresh.messages = list(talk.messages)
-    assert "".join(talk.say("y", new_tokens=5)) == "".join(fresh.say("y", new_tokens=5))
+    assert "".join(talk.say("y", new_tokens=5)) == byte_tokenizer().decode(expected(talk.messages[:-1], 5))
 
 
 def test_what_does_not_fit_is_told_and_nothing_is_kept(talk):
-    with pytest.raises(ValueError, match=r"does not fit into 256.*Begin a new one"):
-        talk.say("x" * 300, new_tokens=4)
-    with pytest.raises(ValueError, match="does not fit"):
-        talk.say("x", new_tokens=250)
+    for text, new_tokens in (("x" * 300, 4), ("x", 250)):
+        with pytest.raises(ValueError, match="made for 256 in all"):
+            talk.say(text, new_tokens=new_tokens)
     assert talk.messages == [] and "".join(talk.say("x", new_tokens=4))
 
 
-def test_its_pace_counts_the_tokens(talk):
-    assert str(talk.pace) == "no tokens"
+def test_a_failure_of_the_model_is_told(talk):
+    talk.engine.model.embedding.weight[:] = float("nan")
+    with pytest.raises(RuntimeError, match="NaN"):
+        "".join(talk.say("x", new_tokens=4))
+
+
+def test_its_times_count_the_tokens(talk):
     "".join(talk.say("x", new_tokens=4))
-    assert talk.pace.tokens == 4 and 0 < talk.pace.first < talk.pace.seconds and "4 tokens" in str(talk.pace)
+    assert talk.times.tokens == 4 and 0 < talk.times.to_first and "4 tokens, the first after" in str(talk.times)
+    "".join(talk.say("x", new_tokens=0))
+    assert str(talk.times) == "no tokens"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from course_lib.checker.specification.model import Model, Slip, Slips
+from course_lib.checker.specification.model import Model, Slip
 
 MOST_FOR_PAIRS = 80  # slips of a formula; of more, two at once are not looked for
 LONGEST_RANGE = 5000
@@ -63,11 +63,11 @@ def formula_model(
 
     names = [*changes, *results]
 
-    def compute(slips: Slips, *args: Any) -> Any:
-        told = next((slip for slip in written if slips(slip)), None)
+    def compute(chosen: frozenset[str], *args: Any) -> Any:
+        told = next((slip for slip in written if slip in chosen), None)
         if told is not None:
             return written[told](*args)
-        made = frozenset(name for name in names if slips(name))
+        made = chosen.intersection(names)
         function = changed(made) if versions else oracle
         if function is None:
             return NotImplemented
@@ -138,18 +138,11 @@ def _versions(oracle: Callable) -> dict[str, tuple[str, ast.Module]]:
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     for name in sorted(called):
         helper = oracle.__globals__.get(name)
-        if not inspect.isfunction(helper) or helper.__module__ != oracle.__module__ or _is_a_model(helper):
+        if not inspect.isfunction(helper) or helper.__module__ != oracle.__module__:
             continue
         if parsed := _parsed(helper):
             versions[f"{name}_"] = (name, parsed)
     return versions
-
-
-def _is_a_model(function: Callable) -> bool:
-    """Whether it has an author's slips already: small changes of its switches would be told as what they are not."""
-    return any(
-        parameter.annotation in (Slips, "Slips") for parameter in inspect.signature(function).parameters.values()
-    )
 
 
 def _parsed(function: Callable) -> ast.Module | None:

@@ -16,7 +16,7 @@ from course_lib.checker.judge.alike import exactly_alike
 from course_lib.checker.judge.disturbed import Disturbed
 from course_lib.checker.judge.evaluate import is_large, once
 from course_lib.checker.specification.case import Case, arguments
-from course_lib.checker.specification.model import Model, Slip, Slips
+from course_lib.checker.specification.model import Model, Slip, listening
 
 DRAWS_OF_A_LARGE_CASE = 2  # results that other processors might have made; many elements need no luck
 
@@ -28,6 +28,11 @@ class Made:
     slips: tuple[Slip, ...]
     style: tuple[str, ...] = ()
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Of its slips, and of what its style is."""
+        return frozenset([*(slip.id for slip in self.slips), *self.style])
+
 
 @dataclass(frozen=True)
 class Predicted:
@@ -37,46 +42,15 @@ class Predicted:
     outside: bool
 
 
-@dataclass(frozen=True)
-class _Trace:
-    """A prediction, the names that the model asked for on the way, and those of them that were switched on."""
-
-    asked: frozenset[str]
-    on: frozenset[str]
-    predicted: Predicted | None
-
-
 def prediction(model: Model, made: Made, case: Case) -> Predicted | None:
     """What the model makes of the case; of two slips, which are many, only what was made last is kept."""
     if len(made.slips) > 1:
         kept: dict[Made, Predicted | None] = once(case, ("of two slips", model), dict)
         if made not in kept:
             kept.clear()
-            kept[made] = _followed(model, made, case)
+            kept[made] = _worked_out(model, made, case)
         return kept[made]
-    return once(case, ("model", model, made), lambda: _followed(model, made, case))
-
-
-def _followed(model: Model, made: Made, case: Case) -> Predicted | None:
-    """What the model makes of the case, worked out once for all who answer what it asks alike.
-
-    Most cases ask for few of a model's slips and styles: without a causal mask none of the mask's.
-    """
-    names = _names(made)
-    traces: list[_Trace] = once(case, ("traces", model), list)
-    for trace in traces:
-        if trace.asked & names == trace.on:
-            return trace.predicted
-    slips = Slips(names)
-    predicted = _worked_out(model, slips, case)
-    if slips.asked is not None and len(made.slips) < 2:
-        traces.append(_Trace(frozenset(slips.asked), names & slips.asked, predicted))
-    return predicted
-
-
-def _names(made: Made) -> frozenset[str]:
-    """What is switched on."""
-    return frozenset([*(slip.id for slip in made.slips), *made.style])
+    return once(case, ("model", model, made), lambda: _worked_out(model, made, case))
 
 
 def disturbed(model: Model, made: Made, case: Case) -> Iterator[Any]:
@@ -90,7 +64,7 @@ def disturbed(model: Model, made: Made, case: Case) -> Iterator[Any]:
     known = once(case, ("disturbed", model, made), list)
     for seed in range(min(model.draws, DRAWS_OF_A_LARGE_CASE) if is_large(case) else model.draws):
         if seed == len(known):
-            drawn = _worked_out(model, Slips(_names(made)), case, Disturbed(seed))
+            drawn = _worked_out(model, made, case, Disturbed(seed))
             known.append(None if drawn is None else drawn.value)
         yield known[seed]
 
@@ -107,16 +81,16 @@ def changes_nothing(model: Model, made: Made, case: Case) -> bool:
     return once(case, ("changes nothing", model, made), work)
 
 
-def _worked_out(model: Model, slips: Slips, case: Case, rounding: Disturbed | None = None) -> Predicted | None:
+def _worked_out(model: Model, made: Made, case: Case, rounding: Disturbed | None = None) -> Predicted | None:
     """What the model makes of the case; it gets copies with the same strides, and writes those that are written."""
     try:
         convert = _at_least_float32 if model.in_float32 else _with_its_memory
         args, written = arguments(case, convert) if case.in_place or model.in_float32 else (case.args, [])
-        with torch.no_grad(), rounding or contextlib.nullcontext():
-            result = model.compute(slips, *args)
+        with torch.no_grad(), rounding or contextlib.nullcontext(), listening() as outside:
+            result = model.compute(made.names, *args)
         if result is NotImplemented or result is None and not written and not model.none_is_a_result:
             return None
-        return Predicted((result, {"written": written}) if written else result, slips.outside)
+        return Predicted((result, {"written": written}) if written else result, bool(outside))
     except Exception:
         raise_when_strict()
         return None

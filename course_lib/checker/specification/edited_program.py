@@ -26,23 +26,24 @@ class Program:
         self.functions = {function.__name__: function for function in functions}
         self.texts: dict[str, Words] = {name: words_of(_text(function)) for name, function in self.functions.items()}
         *parts, self.name = self.functions
-        called = {name for text in self.texts.values() for name in _called(text.text)}
-        if idle := {*parts} - called:
+        self.calls = {name: _called(text.text) & {*self.texts} for name, text in self.texts.items()}
+        if idle := {*parts}.difference(*self.calls.values()):
             raise CourseError(f"{self.name} and its parts do not call {sorted(idle)}, so these are no parts of it.")
 
-    def found(self, edit: str, pieces: tuple[tuple[str, str], ...]) -> dict[str, list[Replacement]]:
-        """What an edit of this name changes in each function.
+    def found(self, edit: str, pieces: tuple[tuple[str, str], ...], within: str = "") -> dict[str, list[Replacement]]:
+        """What an edit of this name changes in each function, or in one and those that it calls.
 
         Raises:
             CourseError: a piece does not occur, or the edit makes no program.
         """
-        changes: dict[str, list[Replacement]] = {name: [] for name in self.texts}
+        texts = {name: self.texts[name] for name in self._reached(within or self.name)}
+        changes: dict[str, list[Replacement]] = {name: [] for name in texts}
         for old, new in pieces:
-            here = replacements(self.texts, old, new)
+            here = replacements(texts, old, new)
             if not here:
-                near = nearest_line("\n".join(text.text for text in self.texts.values()), old)
+                near = nearest_line("\n".join(text.text for text in texts.values()), old)
                 raise CourseError(
-                    f"{self.name} does not hold the piece {old!r} of the edit {edit!r}. The nearest line is "
+                    f"{within or self.name} does not hold the piece {old!r} of the edit {edit!r}. The nearest line is "
                     f"{near!r}. Line breaks, blanks and quotes are no difference; names, signs and their order are. "
                     "Was the meaning reworded, or did a formatter do more than move text? Write the piece as that line "
                     "shows it, which is without brackets that Python does not need."
@@ -82,14 +83,38 @@ class Program:
                 "that edits alone use looks unused to a linter, and its import may be gone: name it in `uses`."
             )
 
-    def with_changes(self, chosen: list[dict[str, list[Replacement]]]) -> Callable | None:
-        """The meaning with these changes; None where two of them want to change the same words, or make no program."""
+    def _reached(self, name: str) -> list[str]:
+        """A function of this name and those that it calls, in their order."""
+        if name not in self.texts:
+            raise CourseError(f"{self.name} has no part {name!r}; it has {sorted({*self.texts} - {self.name})}.")
+        reached: set[str] = set()
+        found = {name}
+        while found := found - reached:
+            reached |= found
+            found = {called for one in found for called in self.calls[one]}
+        return [name for name in self.texts if name in reached]
+
+    def with_changes(self, chosen: list[tuple[str, dict[str, list[Replacement]]]]) -> Callable | None:
+        """The meaning with these changes; None where two of them want to change the same words, or make no program.
+
+        chosen: of each edit within which function it is made, "" for everywhere, and its changes.
+        """
+        apart: dict[str, Any] = {}
+        for within in {within for within, _ in chosen} - {""}:
+            made = self._made([found for place, found in chosen if place in ("", within)])
+            if made is None:
+                return None
+            apart[within] = made[within]
+        made = self._made([found for place, found in chosen if not place], apart)
+        return None if made is None else made[self.name]
+
+    def _made(self, changes: list[dict[str, list[Replacement]]], apart: dict[str, Any] | None = None) -> dict | None:
+        """All functions with these changes, which call those that are `apart` in place of their own."""
         made: dict[str, Any] = {}
         modules = {name: _module(function) for name, function in self.functions.items()}
         scopes = {id(module): {**module, **self.uses} for module in modules.values()}
         for name, module in modules.items():
-            changes = [change for found in chosen for change in found.get(name, ())]
-            text = replaced(self.texts[name].text, changes)
+            text = replaced(self.texts[name].text, [change for found in changes for change in found.get(name, ())])
             if text is None:
                 return None
             try:
@@ -99,9 +124,10 @@ class Program:
             scope = scopes[id(module)]
             exec(program, scope)
             made[name] = scope[name]
+        made |= apart or {}
         for scope in scopes.values():  # each calls the changed ones
             scope.update(made)
-        return made[self.name]
+        return made
 
 
 def _text(function: Callable) -> str:

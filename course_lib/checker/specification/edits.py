@@ -23,7 +23,8 @@ A slip's name says what a verdict calls it; what follows two underscores is one 
 meaning so that each step that can go wrong is a piece of text of its own, and never with a switch. What
 several meanings share is a function of `exercises/topics/` (`parts=`), or stands in one wording in all of them, and its
 rows stand once in `exercises/topics/`. Where an answer is a class, such as an allocator, the meaning is a function that
-drives a class, and the class is one of its parts.
+drives a class, and the class is one of its parts. Where two parts call the same steps, such as two kernels, a row may
+be made in one of them alone: see `Edit.within`.
 
 A piece that stands in several places is changed in all of them: a longer one names one place. It is text, but an
 expression in the place of one that binds more tightly gets brackets. Where the meaning does not hold a piece, or an
@@ -33,20 +34,15 @@ for as a pair, in whichever order they are written; two that want to change the 
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from course_lib.checker.specification.edited_program import Program
 from course_lib.checker.specification.errors import CourseError
-from course_lib.checker.specification.model import Model, Slip, Slips
+from course_lib.checker.specification.model import Model, Slip
 
-AT_WORK: contextvars.ContextVar[Slips | None] = contextvars.ContextVar(
-    "the slips of the meaning that runs", default=None
-)
 MOST_KEPT = 2048  # programs of a model: its slips alone, and the pairs that were tried
 
 
@@ -59,9 +55,14 @@ class Edit(Slip):
     """A slip and the pieces of text that it changes: (what stands there, what a learner writes) each.
 
     One without a sentence is a style: what right answers differ by and slips show through.
+
+    Attributes:
+        within: the name of a part: the edit is made there and in what that part calls, and nowhere else. With "" it is
+            made everywhere.
     """
 
     pieces: tuple[tuple[str, str], ...] = ()
+    within: str = ""
 
 
 def edits(sentence: str, /, *, alone: bool = False, is_nan: bool = False, **ways: tuple[str, ...]) -> tuple[Edit, ...]:
@@ -106,23 +107,6 @@ def only(changes: Iterable[Edit], *names: str) -> tuple[Edit, ...]:
     return tuple(edit for edit in changes if edit.id in names)
 
 
-@contextlib.contextmanager
-def at_work(slips: Slips) -> Iterator[None]:
-    """While a model computes with these slips: `reaches_outside` is noted in them."""
-    before = AT_WORK.set(slips)
-    try:
-        yield
-    finally:
-        AT_WORK.reset(before)
-
-
-def reaches_outside() -> None:
-    """Say that an access lies outside a tensor: for functions with which a meaning reads and writes memory."""
-    slips = AT_WORK.get()
-    if slips is not None:
-        slips.outside = True
-
-
 def model_of(
     meaning: Callable,
     changes: Iterable[Edit],
@@ -144,7 +128,8 @@ def model_of(
         CourseError: an edit does not fit the meaning: which, and what stands nearest.
     """
     changes, program = tuple(changes), Program((*parts, meaning), tuple(uses))
-    ways = {edit.id: program.found(edit.id, edit.pieces) for edit in changes}
+    ways = {edit.id: program.found(edit.id, edit.pieces, edit.within) for edit in changes}
+    places = {edit.id: edit.within for edit in changes}
     place = {name: number for number, name in enumerate(ways)}
     if len(ways) < len(changes):
         names = [edit.id for edit in changes]
@@ -154,16 +139,15 @@ def model_of(
 
     @functools.lru_cache(MOST_KEPT)
     def compiled(chosen: tuple[str, ...]) -> Callable | None:
-        return program.with_changes([ways[name] for name in chosen])
+        return program.with_changes([(places[name], ways[name]) for name in chosen])
 
-    def compute(slips: Slips, *args: Any) -> Any:
-        chosen = tuple(sorted(slips.switched_on & ways.keys(), key=place.__getitem__))
+    def compute(names: frozenset[str], *args: Any) -> Any:
+        chosen = tuple(sorted(names & ways.keys(), key=place.__getitem__))
         function = compiled(chosen)
         if function is None:  # two that want to change the same words
             return NotImplemented
         try:
-            with at_work(slips):
-                return function(*args)
+            return function(*args)
         except DoesNotRun:
             return NotImplemented
         except Exception:

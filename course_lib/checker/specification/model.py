@@ -1,17 +1,39 @@
-"""An executable model of what an exercise computes, with the slips that people make in it as switches.
+"""An executable model of what an exercise computes, and the slips that people make in it.
 
 The judge explains a wrong answer by the smallest set of slips with which the model makes what the answer made, in
-every case. So a slip is written once, as an `if` where it happens, and two that meet in one answer need no entry of
-their own.
+every case. So a slip is written once, and two that meet in one answer need no entry of their own. `edits` makes a
+model of a plain function, `judge/formula_slips.py` one of a formula.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from course_lib.checker.specification.errors import CourseError
+
+_OUTSIDE: contextvars.ContextVar[list[bool] | None] = contextvars.ContextVar("what was said", default=None)
+
+
+def reaches_outside() -> None:
+    """Say that an access lies outside a tensor: for functions with which a meaning reads and writes memory."""
+    said = _OUTSIDE.get()
+    if said is not None:
+        said.append(True)
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[list[bool]]:
+    """Collects what `reaches_outside` says meanwhile: empty as long as it says nothing."""
+    said: list[bool] = []
+    before = _OUTSIDE.set(said)
+    try:
+        yield said
+    finally:
+        _OUTSIDE.reset(before)
 
 
 @dataclass(frozen=True)
@@ -25,7 +47,7 @@ class Slip:
         is_nan: whether it leaves NaN that a kernel computes, so that it is not named where memory was never written.
         formula: in `Exercise.slips` the whole computation as somebody who makes this slip writes it, called like the
             oracle; None where it has nothing to say of these arguments. Several where the slip takes several forms. In
-            a model None: there a slip is a switch.
+            a model None: there `compute` knows what the slip makes.
     """
 
     id: str
@@ -40,49 +62,18 @@ class Slip:
         return self.id.partition("__")[0]
 
 
-class Slips:
-    """The slips that are switched on: `slips("scale_missing")` is true or false.
-
-    A model may ask for slips that the exercise at hand does not have.
-
-    Attributes:
-        outside: whether an answer with these slips reaches outside a tensor, which the model sets. The judge names them
-            only where it saw such an access, and others only where it saw none.
-        asked: the names that the model has asked for; None where its result may hang on any.
-    """
-
-    def __init__(self, switched_on: Iterable[str] = ()):
-        self._switched_on = frozenset(switched_on)
-        self.outside = False
-        self.asked: set[str] | None = set()
-
-    @property
-    def switched_on(self) -> frozenset[str]:
-        """Their names, and those of styles."""
-        self.asked = None
-        return self._switched_on
-
-    def __call__(self, *names: str) -> bool:
-        """Whether one of these slips is made."""
-        if self.asked is not None:
-            self.asked.update(names)
-        return not self._switched_on.isdisjoint(names)
-
-    def beside(self, *names: str) -> bool:
-        """Whether anything is switched on but these, such as styles."""
-        return not self.switched_on <= frozenset(names)
-
-
 @dataclass(frozen=True, eq=False)
 class Model:
     """What an answer computes, step by step, and the slips that can be made on the way.
 
     Attributes:
-        compute: `compute(slips, *args)` makes of a case's arguments what an answer with these slips makes of them, in
-            the answer's own precision: it overflows where the answer does. It gets the case's tensors themselves, with
-            their strides, and must not write them. NaN stands for an element that no one writes. None where it has
-            nothing to say of a case.
-        slips: what can be switched on, the most basic first: of two that explain an answer, the first is told first.
+        compute: `compute(names, *args)` makes of a case's arguments what an answer makes of them that has the slips and
+            styles of these names, a frozenset, in the answer's own precision: it overflows where the answer does. It
+            gets the case's tensors themselves, with their strides, and must not write them. NaN stands for an element
+            that no one writes. None where it has nothing to say of a case. It says with `reaches_outside` that such an
+            answer reaches outside a tensor: its slips are then named only where the judge saw such an access, and
+            others only where it saw none.
+        slips: the most basic first: of two that explain an answer, the first is told first.
         styles: sets of further names that right answers differ by and slips show through, such as how a sum of zero is
             guarded. They are tried with every set of slips, in turn, and never told.
         entry: the function of the exercise that it is a model of; the first one by default.
@@ -114,6 +105,10 @@ class Model:
         names = [slip.id for slip in self.slips]
         if len(set(names)) != len(names):
             raise CourseError(f"A model's slips are named twice: {sorted({n for n in names if names.count(n) > 1})}.")
+
+    def right(self, *args: Any) -> Any:
+        """What an answer without any slip makes of these arguments."""
+        return self.compute(frozenset(), *args)
 
     def with_only(self, *names: str, **wording: str) -> Model:
         """The same model with these slips alone, in this order; `wording` replaces the sentences of some."""

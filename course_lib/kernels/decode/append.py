@@ -161,12 +161,12 @@ def check_positions(positions, new_tokens: int, capacity: int) -> None:
             )
 
 
-def check_slots(slot_mapping, slots: int) -> None:
+def check_slots(slot_mapping, slots: int, name: str = "slot_mapping") -> None:
     """Reads the device: raise a ValueError unless each is -1 or one of the pool's slots."""
     for token, slot in enumerate(slot_mapping.tolist()):
         if not -1 <= slot < slots:
             raise ValueError(
-                f"slot_mapping[{token}] is {slot}; the pool has the slots 0 to {slots - 1}, and -1 skips a token."
+                f"{name}[{token}] is {slot}; the pool has the slots 0 to {slots - 1}, and -1 skips a token."
             )
 
 

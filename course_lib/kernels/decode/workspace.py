@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from course_lib.hardware.device import interpreting
+from course_lib.kernels.common.arrivals import arrival_counters
 from course_lib.kernels.decode.tiles import decode_plan
 
 
@@ -39,21 +39,6 @@ def partial_tensors(batch, query_heads, head_dim, splits, device) -> tuple[torch
     shape = (splits, batch, query_heads)
     return (torch.empty(*shape, head_dim, dtype=torch.float32, device=device),
             torch.empty(shape, dtype=torch.float32, device=device))  # fmt: skip
-
-
-ARRIVALS: dict[tuple, torch.Tensor] = {}
-
-
-def arrival_counters(count: int, device: torch.device) -> torch.Tensor:
-    """int32 zeros, at least `count`, that no other stream's kernels count in meanwhile."""
-    # In the interpreter a step may break off in the middle, and its counts would stay. A graph keeps addresses, and may
-    # be replayed on any stream: it gets zeros of its own.
-    if interpreting() or torch.cuda.is_current_stream_capturing():
-        return torch.zeros(count, dtype=torch.int32, device=device)
-    key = (device, torch.cuda.current_stream(device).cuda_stream)
-    if key not in ARRIVALS or ARRIVALS[key].numel() < count:
-        ARRIVALS[key] = torch.zeros(max(count, 4096), dtype=torch.int32, device=device)
-    return ARRIVALS[key]
 
 
 def prepare_step(

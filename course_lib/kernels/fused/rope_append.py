@@ -18,11 +18,18 @@ import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.common.cache_checks import check_indices
-from course_lib.kernels.common.checks import FLOAT_DTYPES, check_contiguous, check_rows, check_same, check_tensor
+from course_lib.kernels.common.checks import check_same
 from course_lib.kernels.common.signatures import signature_of
 from course_lib.kernels.decode.append import check_positions
+from course_lib.kernels.fused.rope_parts import (
+    ROWS_PER_PROGRAM,
+    blocks_of,
+    check_angles,
+    check_packed,
+    turn_and_store,
+    turned_reference,
+)
 
-ROWS_PER_PROGRAM = 16  # heads: 4 KB of head dimension 128 in 16 bits
 SIZES = ("tokens", "query_heads", "key_heads", "rows")
 
 
@@ -35,9 +42,7 @@ def rope_append_reference(qkv, cosine, sine, key_cache, value_cache, positions):
     turned = torch.empty_like(heads)
     for sequence, position in enumerate(positions.tolist()):
         places = slice(position, position + tokens)
-        first, second = wide[sequence].chunk(2, dim=-1)
-        halves = first * cosine[places] - second * sine[places], second * cosine[places] + first * sine[places]
-        turned[sequence] = torch.cat(halves, dim=-1).to(qkv.dtype)
+        turned[sequence] = turned_reference(wide[sequence], cosine[places], sine[places]).to(qkv.dtype)
         key_cache[sequence, :, places] = turned[sequence, -2 * key_heads : -key_heads]
         value_cache[sequence, :, places] = heads[sequence, -key_heads:]
     return turned[:, : -2 * key_heads].contiguous()
@@ -58,37 +63,14 @@ def rope_append_kernel(
     batch = row // (heads * tokens)
     exists = row < rows
     place = tl.load(positions_pointer + batch, mask=exists, other=0).to(tl.int64) + token  # [ROWS]
-    column = tl.arange(0, BLOCK_H)[None, :]  # [1, BLOCK_H], of a half
-    inside = exists[:, None] & (column < HALF)  # [ROWS, BLOCK_H]
-    source = (qkv_pointer + batch * qkv_batch_stride + token * qkv_stride + head * (2 * HALF))[:, None] + column
-    first = tl.load(source, mask=inside, other=0.0)  # [ROWS, BLOCK_H]
-    second = tl.load(source + HALF, mask=inside, other=0.0)  # [ROWS, BLOCK_H]
-    is_value = head >= query_heads + key_heads
-    turns = inside & (is_value == 0)[:, None]
-    angle = (place * HALF)[:, None] + column
-    cosine = tl.load(cosine_pointer + angle, mask=turns, other=0.0)  # [ROWS, BLOCK_H]
-    sine = tl.load(sine_pointer + angle, mask=turns, other=0.0)  # [ROWS, BLOCK_H]
-    x, y = first.to(tl.float32), second.to(tl.float32)
-    # A value is taken as it came, not turned by nothing: 0 · inf would be NaN.
-    first = tl.where(is_value[:, None], first, (x * cosine - y * sine).to(first.dtype))
-    second = tl.where(is_value[:, None], second, (y * cosine + x * sine).to(second.dtype))
-
-    is_query = head < query_heads
+    source_row = qkv_pointer + batch * qkv_batch_stride + token * qkv_stride + head * (2 * HALF)
     query_row = query_pointer + ((batch * query_heads + head) * tokens + token) * (2 * HALF)
-    store_halves(query_row, first, second, inside & is_query[:, None], column, HALF)
     key_head = head - query_heads
     key_row = key_cache_pointer + batch * key_batch_stride + key_head * key_head_stride + place * key_stride
-    store_halves(key_row, first, second, turns & (is_query == 0)[:, None], column, HALF)
     value_head = key_head - key_heads
     value_row = value_cache_pointer + batch * value_batch_stride + value_head * value_head_stride + place * value_stride
-    store_halves(value_row, first, second, inside & is_value[:, None], column, HALF)
-
-
-@triton.jit
-def store_halves(row_pointers, first, second, mask, column, HALF: tl.constexpr):
-    """Both halves [ROWS, BLOCK_H] of some heads to where their rows [ROWS] begin."""
-    tl.store(row_pointers[:, None] + column, first, mask=mask)
-    tl.store(row_pointers[:, None] + column + HALF, second, mask=mask)
+    turn_and_store(source_row, query_row, key_row, value_row, head, place, exists, exists, cosine_pointer, sine_pointer,
+                   None, None, 0.0, query_heads, key_heads, HALF, BLOCK_H)  # fmt: skip
 
 
 def rope_append(qkv, cosine, sine, key_cache, value_cache, positions, validate=True):
@@ -107,29 +89,12 @@ def rope_append(qkv, cosine, sine, key_cache, value_cache, positions, validate=T
     Raises:
         ValueError: an argument is not as above; the message names it. Nothing is written then.
     """
-    check_rows("qkv", qkv, "[batch, tokens, width]")
-    check_tensor("qkv", qkv, FLOAT_DTYPES)
-    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
-        check_rows(name, cache, "[batch, key_heads, capacity, head_dim]")
-        check_same(name, cache, "qkv", qkv, batch_size=(cache.shape[0], qkv.shape[0]))
-    check_same("value_cache", value_cache, "key_cache", key_cache,
-               shape=(tuple(value_cache.shape), tuple(key_cache.shape)))  # fmt: skip
-    batch, tokens, width = qkv.shape
+    query_heads = check_packed(qkv, "[batch, tokens, width]", {"key_cache": key_cache, "value_cache": value_cache},
+                               "[batch, key_heads, capacity, head_dim]")  # fmt: skip
+    check_same("key_cache", key_cache, "qkv", qkv, batch_size=(key_cache.shape[0], qkv.shape[0]))
+    batch, tokens = qkv.shape[:2]
     key_heads, capacity, head_dim = key_cache.shape[1:]
-    query_heads = width // head_dim - 2 * key_heads
-    if head_dim % 2 or width % head_dim or query_heads < 1:
-        raise ValueError(
-            f"qkv has width {width} beside caches of {key_heads} heads of {head_dim}; it must be (query_heads + "
-            f"{2 * key_heads}) · {head_dim}, with at least one query head and an even head dimension."
-        )
-    for name, table in (("cosine", cosine), ("sine", sine)):
-        check_tensor(name, table, (torch.float32,))
-        check_contiguous(name, table)
-        if table.dim() != 2 or table.shape[0] < capacity or table.shape[1] != head_dim // 2:
-            raise ValueError(
-                f"{name} has shape {tuple(table.shape)}; it must have a row for each of the cache's {capacity} places, "
-                f"of {head_dim // 2} numbers."
-            )
+    check_angles(cosine, sine, head_dim, capacity)
     check_indices("positions", positions, "[batch]", (batch,), qkv.device)
     if validate:
         check_positions(positions, tokens, capacity)
@@ -137,8 +102,7 @@ def rope_append(qkv, cosine, sine, key_cache, value_cache, positions, validate=T
     rows = batch * tokens * (query_heads + 2 * key_heads)
     rope_append_kernel[(triton.cdiv(rows, ROWS_PER_PROGRAM),)](
         qkv, cosine, sine, key_cache, value_cache, positions, query, *qkv.stride()[:2], *key_cache.stride()[:3],
-        *value_cache.stride()[:3], tokens, query_heads, key_heads, rows, HALF=head_dim // 2,
-        BLOCK_H=triton.next_power_of_2(head_dim // 2), ROWS=ROWS_PER_PROGRAM, num_warps=4,
+        *value_cache.stride()[:3], tokens, query_heads, key_heads, rows, **blocks_of(head_dim), num_warps=4,
     )  # fmt: skip
     return query
 
@@ -162,10 +126,9 @@ def _(qkv, cosine, sine, key_cache, value_cache, positions, validate):
 def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate: heads of 128 numbers, 16 and 32 bits."""
     names = rope_append_kernel.arg_names
-    constants = {"HALF": 64, "BLOCK_H": 64, "ROWS": ROWS_PER_PROGRAM}
     cases = []
     for kind in ("fp16", "fp32"):
         angles = {name: "*fp32" for name in names if name.startswith(("cosine", "sine")) and name.endswith("_pointer")}
         signature = signature_of(rope_append_kernel, kind, **angles)
-        cases.append(CompileCase(rope_append_kernel, signature, constants, label=kind))
+        cases.append(CompileCase(rope_append_kernel, signature, blocks_of(128), label=kind))
     return cases

@@ -196,9 +196,9 @@ def write_folder(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype) -> No
               folder / "model.safetensors", metadata={"format": "pt"})  # fmt: skip
     tokenizer.tokens.save(str(folder / "tokenizer.json"))
     _write(folder / "tokenizer_config.json", {**tokenizer.special, "chat_template": tokenizer.template})
-    architectures = {kind: name for name, kind in ARCHITECTURES.items()}
+    kind = "qwen3" if config.normed_heads else "llama"
     _write(folder / "config.json", {
-        "architectures": [architectures["qwen3" if config.normed_heads else "llama"]],
+        "architectures": [name for name, known in ARCHITECTURES.items() if known == kind], "model_type": kind,
         "vocab_size": config.vocabulary, "num_hidden_layers": config.layers, "hidden_size": config.width,
         "num_attention_heads": config.query_heads, "num_key_value_heads": config.key_heads,
         "head_dim": config.head_dim, "intermediate_size": config.hidden,

@@ -1,9 +1,9 @@
-"""Tokens of a published model: text to tokens and back, a conversation as it was taught, and text as it streams."""
+"""Tokens of a published model: text to tokens and back, and a conversation as it was taught."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import tokenizers
 import torch
@@ -59,21 +59,6 @@ class Tokenizer:
         except TemplateError as error:
             raise ValueError(f"The model's chat template refuses these messages: {error}") from error
         return self.encode(text)
-
-    def streamed(self, tokens: Iterable[int]) -> Iterator[str]:
-        """The text of tokens as they come, in pieces of whole characters.
-
-        A character may take several tokens. It is held back until its last one is there, or the tokens end.
-        """
-        held: list[int] = []
-        for token in tokens:
-            held.append(token)
-            text = self.decode(held)
-            if not text.endswith(UNFINISHED) or len(held) > LONGEST_CHARACTER:
-                held = []
-                yield text
-        if held:
-            yield self.decode(held)
 
 
 def _refuse(message: str):

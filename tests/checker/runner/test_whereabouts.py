@@ -127,3 +127,32 @@ def test_a_compiler_that_does_not_end_is_told_apart_from_a_loop(line, words):
     found = stopped(TASK, run, SOURCE, {"double": "double"})
     assert (found.outcome, found.mistake) == ("timeout", "timeout")
     assert words in found.message and "loop never ends" not in found.message
+
+
+BUSY, WAITING = "while True: pass", "import time; time.sleep(60)"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize(
+    ("program", "computes"),
+    [
+        pytest.param(BUSY, True, id="a loop"),
+        pytest.param(WAITING, False, id="asleep"),
+        pytest.param(
+            f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])", True, id="a compiler"
+        ),
+    ],
+)
+def test_what_a_child_has_started_computes_for_it(program, computes):
+    """13.8's answers were stopped by the clock on a busy machine: while g++ worked, they seemed to wait."""
+    child = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    try:
+        time.sleep(1.0)
+        before, _ = whereabouts.computed(child.pid)
+        time.sleep(0.5)
+        after, states = whereabouts.computed(child.pid)
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    assert (after > before and "R" in states) == computes
+    assert whereabouts.computed(child.pid) == (0.0, "")

@@ -1,5 +1,7 @@
 """Slips as edits of a plain meaning: what is found in its text, what is refused, and what makes a pair."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,9 +9,9 @@ from course_lib.checker.judge.explain import Made, prediction
 from course_lib.checker.specification import edited_program as machinery
 from course_lib.checker.specification.case import Case
 from course_lib.checker.specification.edited_text import replaced, replacements
-from course_lib.checker.specification.edits import edits, model_of, reaches_outside, without
+from course_lib.checker.specification.edits import edits, model_of, without
 from course_lib.checker.specification.errors import CourseError
-from course_lib.checker.specification.model import Slips
+from course_lib.checker.specification.model import reaches_outside
 from course_lib.checker.specification.words import canonical, words_of
 
 FACTOR = 3.0
@@ -248,6 +250,48 @@ def test_a_part_is_changed_wherever_it_is_called_and_the_module_stays_as_it_is()
     assert meaning(*CASE.args) == (40.0, 2) and scaled(2.0, 3.0) == 6.0
 
 
+def doubled(x):
+    return scaled(x, 2.0)
+
+
+def trebled(x):
+    return scaled(x, 3.0)
+
+
+def both(x, start):
+    return doubled(start), trebled(start)
+
+
+def test_an_edit_within_a_part_changes_what_that_part_calls_and_nothing_else():
+    """Two kernels share their steps, and one of them alone is wrong."""
+    (added,), (halved,), (lost,) = (
+        edits("one", added=("x * factor", "x + factor")),
+        edits("two", halved=("x * factor", "x * factor / 2")),
+        edits("three", lost=("x * factor", "x")),
+    )
+    there = (replace(added, within="doubled"), replace(halved, id="halved_there", within="trebled"))
+    changes = (*there, halved, lost)
+    model = model_of(both, changes, (scaled, doubled, trebled))
+    assert made_by(model).value == (20.0, 30.0)
+    assert made_by(model, "added").value == (12.0, 30.0)
+    assert made_by(model, "halved_there").value == (20.0, 15.0)
+    assert made_by(model, "added", "halved_there").value == (12.0, 15.0)
+    assert made_by(model, "halved", "halved_there").value == (10.0, 15.0)  # the same words, to the same end
+    assert made_by(model, "added", "lost") is None  # to another
+    assert both(*CASE.args) == (20.0, 30.0)
+
+
+def test_an_edit_within_a_part_that_does_not_fit_it_is_told():
+    def of(within, old):
+        model_of(both, (replace(edits("x", gone=(old, "0"))[0], within=within),), (scaled, doubled, trebled))
+
+    of("trebled", "3.0")
+    with pytest.raises(CourseError, match=r"doubled does not hold the piece '3.0' of the edit 'gone'"):
+        of("doubled", "3.0")
+    with pytest.raises(CourseError, match=r"both has no part 'tripled'; it has \['doubled', 'scaled', 'trebled'\]"):
+        of("tripled", "3.0")
+
+
 def test_a_part_of_another_module_works_with_its_own_names():
     def of(function):
         return model_of(uses_another_module, edits("one", other=("word.ends", "word.begins")), (function,))
@@ -347,7 +391,7 @@ def test_programs_are_kept():
     machinery.compile = lambda *args: made.append(args) or compiled(*args)
     try:
         for _ in range(3):
-            model.compute(Slips(["never"]), *CASE.args)
+            model.compute(frozenset({"never"}), *CASE.args)
     finally:
         del machinery.compile
     assert len(made) == 2  # the meaning and its part, once

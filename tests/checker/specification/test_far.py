@@ -1,6 +1,7 @@
 """Tensors that reach beyond 2³¹ elements: laid out without their memory, sent, guarded, counted, and told of."""
 
 import os
+import re
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from course_lib.checker.common import sparse
 from course_lib.checker.judge.decide import judge
 from course_lib.checker.runner.process import wire
+from course_lib.checker.specification import catalog
 from course_lib.checker.specification.catalog import exercise
 from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.layouts import beyond_32_bits, far
@@ -52,10 +54,28 @@ def test_a_result_that_is_a_far_tensor_arrives_without_its_gaps():
     assert torch.equal(wire.decode(wire.encode(tensor)), tensor)
 
 
+ANY_STRIDES = re.compile(r"any strides?\b|any layout|strides? of (its|their) own", re.IGNORECASE)
+BOUND = re.compile(r"within 2³¹|fewer than 2³¹|2³¹ elements or more|no row begins beyond 2\^31")
+PROMISING = [
+    pytest.param(task, statement, id=task.id)
+    for task in catalog.exercises().values()
+    if task.needs.triton or task.needs.cuda_on_host
+    for statement in [" ".join(catalog.untouched_source(task.id).split())]
+    if ANY_STRIDES.search(statement)
+]
+
+
+@pytest.mark.parametrize("task, statement", PROMISING)
+def test_who_promises_a_kernel_any_strides_shows_far_ones_or_bounds_them(task, statement):
+    """13.2 and 13.3 promised any stride, and `row * stride` in 32 bits passed, in the course's own answers too."""
+    if not BOUND.search(statement):
+        assert any(case.reaches_far for case in task.cases(Draw(3))), "no case reaches beyond 2³¹ elements"
+
+
 IN_32_BITS = (".to(tl.int64)", "")
 
 
-@pytest.mark.parametrize("identity", ["2.4", "2.5", "2.6", "5.3", "6.5", "7.5", "8.5"])
+@pytest.mark.parametrize("identity", ["2.4", "2.5", "2.6", "5.3", "6.5", "7.5", "8.5", "13.2", "13.3"])
 def test_an_offset_worked_out_in_32_bits_is_named(identity):
     verdict = judge(exercise(identity), changed(identity, IN_32_BITS), seed=5)
     assert verdict.outcome == "failed" and verdict.mistake == "offset_in_32_bits"

@@ -8,7 +8,7 @@ import torch
 
 from course_lib.home import ROOT
 from course_lib.models.loading.pretrained import load
-from course_lib.serving.conversation import Conversation
+from course_lib.serving.conversation import Conversation, new_engine
 
 TEXT = (
     "The sun rises in the east and sets in the west. Plants use its light to make sugar from water and carbon "
@@ -49,7 +49,7 @@ def test_its_perplexity_tells_that_the_rows_are_in_order(smollm2):
 
 
 def test_it_answers_a_question(smollm2):
-    talk = Conversation(*smollm2, kernels=False)
+    talk = Conversation(new_engine(*smollm2, kernels=False))
     assert "".join(talk.say("What is the capital of France?", new_tokens=12)) == "The capital of France is Paris."
 
 

@@ -1,11 +1,11 @@
-"""Conversations as a model's template has them, and text that streams in whole characters."""
+"""Texts that come back, and conversations as a model's template has them."""
 
 import pytest
 import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
 
-from course_lib.models.loading.tokenizer import UNFINISHED, Tokenizer
+from course_lib.models.loading.tokenizer import Tokenizer
 
 TEMPLATE = (
     "{% for message in messages %}{% if message['role'] not in ['user', 'assistant'] %}"
@@ -27,20 +27,6 @@ def tokenizer():
 def test_a_text_comes_back(tokenizer, text):
     tokens = tokenizer.encode(text)
     assert tokens.dtype == torch.int64 and tokenizer.decode(tokens) == text
-    assert "".join(tokenizer.streamed(tokens.tolist())) == text
-
-
-def test_a_stream_never_shows_half_a_character(tokenizer):
-    pieces = list(tokenizer.streamed(tokenizer.encode("a🙂日b").tolist()))
-    assert pieces == ["a", "🙂", "日", "b"]
-
-
-def test_a_stream_that_ends_in_a_character_says_so(tokenizer):
-    """And bytes that are no text at all do not hold the rest back for ever."""
-    emoji = tokenizer.encode("🙂").tolist()
-    assert list(tokenizer.streamed(emoji[:3])) == [UNFINISHED]
-    endless = "".join(tokenizer.streamed([emoji[1]] * 20 + tokenizer.encode("ok").tolist()))
-    assert endless.endswith("ok") and UNFINISHED in endless
 
 
 def test_a_conversation_ends_where_the_answer_begins(tokenizer):

@@ -71,6 +71,8 @@ WHOLE_ROW = (
 )
 
 WRONG = {
+    "fixed_size": changed("11.3", ("heads, rows), batch)", "heads, rows), min(batch, 132))")),
+    "fixed_size__two_blocks": changed("11.3", ("triton.cdiv(heads, rows), b", "min(2, triton.cdiv(heads, rows)), b")),
     # vllm#33529: V is loaded although it is a slice of K.
     "latent_loaded_twice": changed(
         "11.3", (PRODUCT, PRODUCT.replace(" latents,", " values,")), ("product = tl", AGAIN + "product = tl")

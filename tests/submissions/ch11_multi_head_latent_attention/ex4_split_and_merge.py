@@ -16,6 +16,10 @@ MERGE = "weight = tl.exp2(tl.load(lses_pointer + row * splits + split) - referen
 DIVIDED = "output = output / tl.where(total == 0.0, 1.0, total)"
 
 WRONG = {
+    "fixed_size": changed("11.4", ("splits, batch)](", "splits, min(batch, 132))](")),
+    "fixed_size__of_the_merge": changed("11.4", ("kernel[(batch * heads,)]", "kernel[(min(batch * heads, 264),)]")),
+    "fixed_size__splits": changed("11.4", ("rows), splits, batch)]", "rows), min(splits, 128), batch)]")),
+    "fixed_size__tile_of_splits": changed("11.4", ("BLOCK_S=triton.next_power_of_2(splits)", "BLOCK_S=128")),
     # vllm#50629: the number of splits is made of the length alone.
     "splits_from_length_alone": changed("11.4", (SPLITS, "return max(1, -(-length // 64))")),
     "splits_from_length_alone__and_slots": changed("11.4", ("slots // programs", "slots")),

@@ -82,6 +82,8 @@ IN_HALF = (
 )
 
 WRONG = {
+    "fixed_size": changed("12.5", ("kernel[(key_heads, batch)]", "kernel[(key_heads, min(batch, 132))]")),
+    "fixed_size__heads": changed("12.5", ("kernel[(key_heads, batch)]", "kernel[(min(key_heads, 8), batch)]")),
     # In the dtype of the scales: right where they are float32.
     "dequantised_in_half": changed("12.5", *IN_HALF),
     # The softmax cancels what all keys have in common.

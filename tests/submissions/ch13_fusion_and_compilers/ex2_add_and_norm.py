@@ -12,7 +12,7 @@ TWO_PASSES = """# Exercise 13.2 · Add and norm in one kernel
 @triton.jit
 def two_passes(x, residual, weight, normalised, summed, hidden, x_stride, residual_stride, epsilon,
                BLOCK: tl.constexpr):
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)
     squares = tl.zeros([BLOCK], tl.float32)
     for start in range(0, hidden, BLOCK):
         c = start + tl.arange(0, BLOCK)
@@ -41,7 +41,7 @@ def add_rms_norm(x, residual, weight, epsilon):
 TWO_KERNELS = """# Exercise 13.2 · Add and norm in one kernel
 @triton.jit
 def add(x, residual, summed, hidden, x_stride, residual_stride, BLOCK: tl.constexpr):
-    row, c = tl.program_id(0), tl.arange(0, BLOCK)
+    row, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     m = c < hidden
     s = tl.load(x + row * x_stride + c, mask=m, other=0.0) + tl.load(residual + row * residual_stride + c, mask=m,
                                                                      other=0.0)
@@ -49,7 +49,7 @@ def add(x, residual, summed, hidden, x_stride, residual_stride, BLOCK: tl.conste
 
 @triton.jit
 def norm(summed, weight, normalised, hidden, epsilon, BLOCK: tl.constexpr):
-    row, c = tl.program_id(0), tl.arange(0, BLOCK)
+    row, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     m = c < hidden
     s = tl.load(summed + row * hidden + c, mask=m, other=0.0).to(tl.float32)
     w = tl.load(weight + c, mask=m, other=0.0).to(tl.float32)
@@ -69,7 +69,7 @@ def add_rms_norm(x, residual, weight, epsilon):
 SEVERAL_ROWS = """# Exercise 13.2 · Add and norm in one kernel
 @triton.jit
 def several(x, residual, weight, normalised, summed, rows, hidden, xs, rs, epsilon, R: tl.constexpr, C: tl.constexpr):
-    r = tl.program_id(0) * R + tl.arange(0, R)[:, None]
+    r = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     c = tl.arange(0, C)[None, :]
     m = (r < rows) & (c < hidden)
     s = tl.load(x + r * xs + c, mask=m, other=0.0).to(tl.float32)
@@ -89,6 +89,8 @@ def add_rms_norm(x, residual, weight, epsilon):
 """
 
 WRONG = {
+    # A card's 48 multiprocessors, each with a program, and no loop.
+    "fixed_size": changed("13.2", ("kernel[(rows,)](", "kernel[(min(rows, 48),)](")),
     "tile_too_short": changed("13.2", (BLOCK, "BLOCK=min(1024, triton.next_power_of_2(hidden)),")),
     "tile_too_short__4096": changed("13.2", (BLOCK, "BLOCK=min(4096, triton.next_power_of_2(hidden)),")),
     "mean_over_the_tile": changed("13.2", ("axis=0) / hidden", "axis=0) / BLOCK")),
@@ -127,6 +129,10 @@ WRONG = {
     "strides_of_x": changed("13.2", ("row * residual_stride", "row * x_stride")),
     "rounded_to_16_bits": changed(
         "13.2", ("(wide * inverse * weight).to(x.dtype)", "(wide * inverse * weight).to(tl.float16).to(x.dtype)")
+    ),
+    "offset_in_32_bits": changed("13.2", (".to(tl.int64)", "")),
+    "offset_in_32_bits__of_the_residual": changed(
+        "13.2", ("row * residual_stride", "tl.program_id(0) * residual_stride")
     ),
     "row_read_again": TWO_PASSES,
     "two_kernels": TWO_KERNELS,

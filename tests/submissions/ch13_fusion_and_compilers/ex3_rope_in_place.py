@@ -11,7 +11,7 @@ HEADS = "heads = query_heads + key_heads"
 A_HEAD_A_PROGRAM = """# Exercise 13.3 · RoPE inside the packed tensor
 @triton.jit
 def one_head(qkv, cosine, sine, positions, stride, half, HALF: tl.constexpr):
-    token, head, c = tl.program_id(0), tl.program_id(1), tl.arange(0, HALF)
+    token, head, c = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, HALF)
     m = c < half
     angle = tl.load(positions + token) * half + c
     cos, sin = tl.load(cosine + angle, mask=m, other=0.0), tl.load(sine + angle, mask=m, other=0.0)
@@ -29,7 +29,7 @@ def rope_in_place(qkv, cosine, sine, positions, query_heads, key_heads):
 LOOP_OVER_HEADS = """# Exercise 13.3 · RoPE inside the packed tensor
 @triton.jit
 def looped(qkv, cosine, sine, positions, stride, heads, half, HALF: tl.constexpr):
-    token, c = tl.program_id(0), tl.arange(0, HALF)
+    token, c = tl.program_id(0).to(tl.int64), tl.arange(0, HALF)
     m = c < half
     angle = tl.load(positions + token) * half + c
     cos, sin = tl.load(cosine + angle, mask=m, other=0.0), tl.load(sine + angle, mask=m, other=0.0)
@@ -46,6 +46,8 @@ def rope_in_place(qkv, cosine, sine, positions, query_heads, key_heads):
 """
 
 WRONG = {
+    "fixed_size": changed("13.3", ("kernel[(qkv.shape[0],)](", "kernel[(min(qkv.shape[0], 132),)](")),
+    "fixed_size__tile_of_heads": changed("13.3", ("HEADS=triton.next_power_of_2(heads)", "HEADS=64")),
     # onnxruntime#26758: a kernel always took halves where the model's pairs were neighbours. Here it is the reverse.
     "neighbours_paired": changed(
         "13.3", (FIRST, FIRST.replace("+ column", "+ 2 * column")), ("first + half", "first + 1")
@@ -80,6 +82,7 @@ WRONG = {
         ),
     ),
     "row_stride_ignored": changed("13.3", ("positions, qkv.stride(0),", "positions, qkv.shape[1],")),
+    "offset_in_32_bits": changed("13.3", (".to(tl.int64)", "")),
     "half_stored": changed("13.3", (STORE_FIRST, "pass")),
     "first_angle_for_all": changed("13.3", ("position * half + column", "position * half + 0 * column")),
     "angles_for_each_head": A_HEAD_A_PROGRAM,
@@ -105,7 +108,11 @@ def rope_in_place(qkv, cosine, sine, positions, query_heads, key_heads):
 
 UNUSUAL = {
     "a loop over the heads": LOOP_OVER_HEADS,
-    "offsets in int64": changed("13.3", ("token = tl.program_id(0)", "token = tl.program_id(0).to(tl.int64)")),
+    "a row's own pointer in int64": changed(
+        "13.3",
+        ("token = tl.program_id(0).to(tl.int64)", "token = tl.program_id(0)"),
+        ("qkv_pointer + token * qkv_stride", "(qkv_pointer + token.to(tl.int64) * qkv_stride)"),
+    ),
     "a tile twice as wide": changed(
         "13.3", ("HALF=triton.next_power_of_2(half)", "HALF=2 * triton.next_power_of_2(half)")
     ),

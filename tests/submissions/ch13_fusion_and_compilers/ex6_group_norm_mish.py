@@ -10,6 +10,10 @@ OUT = "out = scale[:, None] * mish + shift[:, None]"
 MADE = "rows = [tuple(part.clone() for part in make(step)) for step in range(number)]"
 
 WRONG = {
+    "fixed_size": changed("13.6", ("kernel[(groups, batch)](", "kernel[(groups, min(batch, 132))](")),
+    "fixed_size__groups": changed("13.6", ("kernel[(groups, batch)](", "kernel[(min(groups, 32), batch)](")),
+    "fixed_size__channels": changed("13.6", ("MEMBERS=triton.next_power_of_2(members)", "MEMBERS=64")),
+    "fixed_size__places": changed("13.6", ("LENGTH=triton.next_power_of_2(length)", "LENGTH=256")),
     "empty_lanes_counted": changed("13.6", (CENTRED, "centred = x - mean")),
     "divided_by_the_tile": changed("13.6", ("count = members * length", "count = MEMBERS * LENGTH")),
     "count_less_one": changed("13.6", (VARIANCE, VARIANCE.replace("/ count", "/ (count - 1)"))),

@@ -68,6 +68,12 @@ WRONG = {
 }
 
 UNUSUAL = {
+    # It is masked_fill under another name: no list of places is made, and nothing waits.
+    "a number stored where a mask says": changed(
+        "14.2",
+        ("weights = scores.masked_fill(~seen[:, None], -math.inf).softmax(dim=-1)",
+         "scores[~seen[:, None].expand_as(scores)] = -math.inf\n    weights = scores.softmax(dim=-1)"),
+    ),
     "in inference mode": changed("14.2", ("def decode_step(", "@torch.inference_mode()\ndef decode_step(")),
     "stored by torch.where": changed(
         "14.2",

@@ -14,6 +14,9 @@ FIRST = f"    {DRAWN}\n    {WHILE}\n"
 ALL_TILES = "-(-x.shape[0] // 16) * -(-x.shape[1] // 32)"
 
 WRONG = {
+    "fixed_size": changed(
+        "14.6", (LOOP, "for turn in range(64):\n        tile = tl.program_id(0) + turn * tl.num_programs(0)")
+    ),
     "one_tile_each": changed("14.6", (LOOP, "for tile in range(tl.program_id(0), tl.program_id(0) + 1):")),
     # The grid's size and the number of tiles taken for each other: the step leads beyond the last tile at once.
     "one_tile_each__step_of_all_tiles": changed("14.6", (LOOP, "for tile in range(tl.program_id(0), tiles, tiles):")),

@@ -48,7 +48,10 @@ WRONG = {
     "float8_long_heads": changed("15.4", (" or head_dim > 256):", "):")),
     "masks_before_pages": changed("15.4", ("page_size > 0", 'page_size > 0 and mask in ("none", "causal")')),
     "masks_before_pages__tensor": changed("15.4", ("page_size > 0", 'page_size > 0 and mask != "tensor"')),
-    "masks_before_splits": changed("15.4", (SPLIT, f'{SPLIT} and mask in ("none", "causal")')),
+    "splits_before_masks": changed("15.4", ('if mask == "tensor":', f'if mask == "tensor" and not ({SPLIT}):'),
+                                   ('if mask == "rule":', f'if mask == "rule" and not ({SPLIT}):')),
+    "splits_before_masks__tensor": changed("15.4", (
+        'if mask == "tensor":', f'if mask == "tensor" and not ({SPLIT}):')),
     "causal_as_a_rule": changed("15.4", ('if mask == "rule"', 'if mask in ("rule", "causal")')),
     "later_reason": changed("15.4", ('return "SDPA", "capability"',
                                      'return "SDPA", "dtype" if dtype == "float32" else "capability"')),
@@ -108,10 +111,10 @@ def choose(capability, dtype, head_dim, mask, page_size, use, programs, context)
             return "course", "dtype"
         case (size, _, _) if size:
             return ("FlashInfer", "pages") if head_dim in {64, 128, 256} else ("course", "head_dim")
-    if use == "decode" and not (programs >= 100 or context < 1024):
-        return "split decode", "programs"
     if mask == "tensor" or mask == "rule":
         return ("FlexAttention" if mask == "rule" and capability > 75 else "SDPA"), "mask"
+    if use == "decode" and not (programs >= 100 or context < 1024):
+        return "split decode", "programs"
     if dtype == "float8":
         return ("FlashAttention 3" if capability == 90 else "FlashInfer"), "dtype"
     for fits, why in ((capability < 80, "capability"), (dtype == "float32", "dtype"), (head_dim > most, "head_dim")):

@@ -46,6 +46,7 @@ from stand_in import stand_in_for_a_gpu
 FRAME_LIMIT = 3 << 30
 FRAMES_LIMIT = 512 << 20  # of a check on the CPU, all frames together: what the judge must hold
 TICK = 0.05  # seconds between two counts of a sandboxed answer's processes
+LOOKS = 5  # TICK apart, after which a child that was never computing waits
 PATIENCE = 3  # times a limit is how long a child may take that other programs keep from computing (see also `pace`)
 
 
@@ -70,15 +71,19 @@ def _adopt_orphans() -> None:
 def _still_owed(pid: int, seconds: float, gpu: bool = False) -> float:
     """How much of so many seconds of a processor a child, or one of its ranks, that wants to compute has not had.
 
-    0 for one that waits: the clock alone would stop an answer for what other programs do. One that uses a GPU also
-    waits in its driver, for as long as others use it.
+    What a compiler that it has started computes is its own. 0 for one that waits: the clock alone would stop an answer
+    for what other programs do. Whoever computes also waits for a moment, for a page or a full pipe, so it is looked at
+    several times. One that uses a GPU also waits in its driver, for as long as others use it.
     """
     owed = [_still_owed(rank, seconds, gpu) for rank in whereabouts.ranks_of(pid)]
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        used = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        wants = fields[0] == "R" or gpu and (fields[0] == "D" or _is_busy())
-        owed.append(seconds - used if wants else 0.0)
+    used, wants = 0.0, False
+    for _ in range(LOOKS):
+        used, states = whereabouts.computed(pid)
+        wants = "R" in states or gpu and ("D" in states or _is_busy())
+        if wants or not states:
+            break
+        time.sleep(TICK)
+    owed.append(seconds - used if wants else 0.0)
     return max(owed, default=0.0)
 
 

@@ -62,6 +62,24 @@ def ranks_of(pid: int) -> dict[int, int]:
     return found
 
 
+def computed(pid: int) -> tuple[float, str]:
+    """Seconds of a processor that a child and what it has started have had, ranks left out, and their states: "R" is
+    one that computes, or would if others let it. No state where it has ended.
+    """
+    used, states, ranks, left = 0.0, "", ranks_of(pid), [pid]
+    while left:
+        process = left.pop()
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            used += sum(map(int, fields[11:15])) / os.sysconf(
+                "SC_CLK_TCK"
+            )  # with those of its children that have ended
+            states += fields[0]
+            for task in Path(f"/proc/{process}/task").iterdir():
+                left += {*map(int, (task / "children").read_text().split())} - {*ranks}
+    return used, states
+
+
 def ask_all(pid: int, files: list[IO[bytes]]) -> dict:
     """As `ask`, with a child's `ranks` where it has any: each one's line, None for one that is not in the cell.
 

@@ -1,0 +1,89 @@
+"""What a product with few rows asks of its arguments, and the sentences that say so."""
+
+import torch
+
+from course_lib.kernels.common.checks import check_dimensions, check_runnable, check_same
+from course_lib.kernels.common.machine import architecture_of
+from course_lib.kernels.fused.checks import check_epsilon, check_weight
+from course_lib.kernels.products.tiles import LEAST_ROWS, MOST_ROWS, FewRowsTiles
+
+FIRST_WITH_DEPENDENT_LAUNCHES = 90
+
+
+def check_arguments(x, weight, epsilon, gain, gated, residual) -> int:
+    """How many columns the result has."""
+    check_matrix("x", x, "[rows, inner]")
+    if x.shape[0] > MOST_ROWS:
+        raise ValueError(
+            f"x has {x.shape[0]} rows; at most {MOST_ROWS} are allowed. Use torch.nn.functional.linear for more."
+        )
+    check_matrix("weight", weight, "[outer, inner]")
+    check_same("weight", weight, "x", x, inner_dimension=(weight.shape[1], x.shape[1]))
+    if gated and weight.shape[0] % 2:
+        raise ValueError(f"weight has {weight.shape[0]} rows; gated, it must have as many for up as for the gate.")
+    if epsilon is not None:
+        check_epsilon(epsilon)
+    if gain is not None:
+        if epsilon is None:
+            raise ValueError("gain is given and epsilon is None; pass the epsilon of the norm that it belongs to.")
+        check_weight(gain, x, "gain")
+    columns = weight.shape[0] // 2 if gated else weight.shape[0]
+    if residual is not None:
+        check_matrix("residual", residual, "[rows, columns]")
+        check_same("residual", residual, "x", x, shape=(tuple(residual.shape), (x.shape[0], columns)))
+    return columns
+
+
+def check_matrix(name: str, tensor, dimensions: str) -> None:
+    check_runnable(name, tensor)
+    check_dimensions(name, tensor, dimensions)
+    if tensor.stride(1) != 1 and tensor.shape[1] > 1:
+        raise ValueError(
+            f"{name} has strides {tensor.stride()}; its rows must be contiguous (stride 1). "
+            f"Call {name}.contiguous() first."
+        )
+
+
+def check_out(out, shape: tuple[int, int], x, weight, residual) -> None:
+    check_matrix("out", out, "[rows, columns]")
+    if tuple(out.shape) != shape:
+        raise ValueError(f"out has shape {tuple(out.shape)}; it must be {shape}.")
+    if out.dtype not in (x.dtype, torch.float32):
+        raise ValueError(f"out has dtype {out.dtype}; allowed are that of x, {x.dtype}, and torch.float32.")
+    if out.device != x.device:
+        raise ValueError(f"out is on device {out.device}; it must be on that of x, {x.device}.")
+    if shape[0] > 1 and out.stride(0) < shape[1]:
+        raise ValueError(f"out has strides {out.stride()}; its rows of {shape[1]} numbers must not overlap.")
+    for name, other in (("x", x), ("weight", weight), ("residual", residual)):
+        if other is None or name == "residual" and placed(out) == placed(other):
+            continue
+        if addresses(out).start < addresses(other).stop and addresses(other).start < addresses(out).stop:
+            raise ValueError(f"out overlaps {name}, which other programs still read; pass memory of its own.")
+
+
+def placed(matrix: torch.Tensor) -> tuple:
+    return matrix.data_ptr(), matrix.stride(), matrix.dtype
+
+
+def addresses(matrix: torch.Tensor) -> range:
+    """From the first byte to behind the last."""
+    last = sum((size - 1) * stride for size, stride in zip(matrix.shape, matrix.stride()))
+    return range(matrix.data_ptr(), matrix.data_ptr() + (last + 1) * matrix.element_size())
+
+
+def check_tiles(tiles) -> None:
+    if not isinstance(tiles, FewRowsTiles):
+        raise ValueError(f"tiles is a {type(tiles).__name__}; it must be a FewRowsTiles, or None.")
+    if any(size < LEAST_ROWS or size & (size - 1) for size in (tiles.outer, tiles.inner)) or tiles.splits < 1:
+        raise ValueError(
+            f"tiles is {tiles}; outer and inner must be powers of two, at least {LEAST_ROWS}, and splits at least 1."
+        )
+
+
+def check_dependent(device: torch.device) -> None:
+    """Raise a ValueError unless kernels can be started early here."""
+    if (architecture_of(device) or 0) < FIRST_WITH_DEPENDENT_LAUNCHES:
+        raise ValueError(
+            "dependent is True; starting a kernel early takes an NVIDIA GPU of compute capability 9.0 or later, and no "
+            "interpreter."
+        )

@@ -1,0 +1,236 @@
+"""An engine: many requests at a time on one model, each a stream of text, none of them the worse for another.
+
+    engine = Engine(model, tokenizer, pages=2048)
+    number = engine.submit(Request(tokenizer.encode("Once upon a time"), new_tokens=50))
+    while engine.busy:
+        for event in engine.step():
+            print(event.text, end="", flush=True)
+
+A step runs the tokens that the scheduler chose, one for each text that is being written and pieces of prompts beside
+them, and chooses the next token of each text that has run to its end. Prompts that begin alike are computed once. An
+error of one request ends that request: where a step fails, its parts run again one by one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from course_lib.hardware.device import interpreting
+from course_lib.hardware.graphs import captured
+from course_lib.kernels.sampling.choose import sample
+from course_lib.kernels.sampling.reference import sample_reference
+from course_lib.models.decoder import Decoder
+from course_lib.models.glue import FUSED, TORCH
+from course_lib.models.loading.tokenizer import Tokenizer
+from course_lib.serving.caches.ragged import RaggedPages, Run
+from course_lib.serving.fast_step import OPTIONS, FastSteps, batch_sizes
+from course_lib.serving.memory.prefix_allocator import PrefixAllocator
+from course_lib.serving.metrics import Metrics
+from course_lib.serving.requests import Job, Request, Sampling
+from course_lib.serving.scheduler import Part, Scheduler
+from course_lib.serving.text_stream import TextStream
+
+NO_TOKEN = -1  # what is chosen of logits that are no numbers
+
+
+class QueueFull(RuntimeError):
+    """More requests wait than the engine lets wait; ask again later."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a step did for a request.
+
+    Attributes:
+        number: of the request, as `submit` gave it.
+        text: what is known of its text and was not before.
+        token: the token that was chosen, None where there was none.
+        ended: "stop" at a token or a word that ends a text, "length" after new_tokens, "cancelled", "error", or None.
+        error: what went wrong, in a sentence.
+    """
+
+    number: int
+    text: str = ""
+    token: int | None = None
+    ended: str | None = None
+    error: str = ""
+
+
+class Engine:
+    """Runs requests together.
+
+    Args:
+        model, tokenizer: of `load`.
+        pages, page_size: of the cache, and tokens in a page.
+        budget: tokens of a step.
+        most_running, most_waiting: requests that run at a time, and that may wait.
+        kernels: the course's kernels, or PyTorch's operations; the kernels on a GPU alone when None.
+        fast: whether steps in which everybody writes are `FastSteps`; on a GPU with kernels alone when None.
+        capture: makes of a function one that replays it, for those steps.
+        clock: seconds, for the times that `metrics` has.
+
+    Attributes:
+        fast: the steps in which everybody writes, where there are such.
+        scheduler: who runs and who waits.
+        metrics: how long requests took.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        tokenizer: Tokenizer,
+        *,
+        pages: int,
+        page_size: int = 16,
+        budget: int = 512,
+        most_running: int = 64,
+        most_waiting: int = 1024,
+        kernels: bool | None = None,
+        fast: bool | None = None,
+        capture: Callable = captured,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        kernels = not interpreting() if kernels is None else kernels
+        model.glue = FUSED if kernels else TORCH
+        self.model, self.tokenizer, self.kernels = model, tokenizer, kernels
+        self.cache = RaggedPages(
+            model.config, pages, page_size, kernels=kernels, dtype=model.dtype, device=model.device
+        )
+        self.fast: FastSteps | None = None
+        if (kernels and model.device.type == "cuda") if fast is None else fast:
+            self.fast = FastSteps(model, self.cache, batches=batch_sizes(most_running), capture=capture)
+        self.scheduler = Scheduler(PrefixAllocator(pages, page_size), budget=budget, most_running=most_running)
+        self.most_waiting = most_waiting
+        self.metrics = Metrics(clock)
+        self._jobs: dict[int, Job] = {}
+        self._streams: dict[int, TextStream] = {}
+        self._numbers = 0
+        self._pending: list[Event] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has anything to do or to tell."""
+        return bool(self._jobs or self._pending)
+
+    def submit(self, request: Request) -> int:
+        """Take a request into the line; returns its number.
+
+        Raises:
+            ValueError: its prompt holds an unknown token, or is too long for the model or for the memory.
+            QueueFull: too many wait.
+        """
+        config = self.model.config
+        unknown = [int(token) for token in request.prompt if not 0 <= int(token) < config.vocabulary]
+        if unknown:
+            raise ValueError(f"the prompt holds the token {unknown[0]}; the model knows 0 to {config.vocabulary - 1}.")
+        if len(request.prompt) + request.new_tokens > config.context:
+            raise ValueError(
+                f"the prompt has {len(request.prompt)} tokens, and {request.new_tokens} more are asked for; the model "
+                f"was made for {config.context} in all. Shorten the prompt, or ask for fewer."
+            )
+        if len(self.scheduler.waiting) >= self.most_waiting:
+            raise QueueFull(f"{self.most_waiting} requests wait already; ask again later.")
+        job = Job(self._numbers, request)
+        if request.new_tokens:
+            self.scheduler.add(job)
+            self._jobs[job.number] = job
+            self._streams[job.number] = TextStream(self.tokenizer, request.stops)
+        else:
+            self._pending.append(Event(job.number, ended="length"))
+        self._numbers += 1
+        self.metrics.came(job)
+        return job.number
+
+    def cancel(self, number: int) -> None:
+        """Give a request up; the next step tells it. One that has ended already is left as it is."""
+        if number in self._jobs:
+            self._pending.append(self._end(self._jobs[number], "cancelled"))
+
+    def step(self) -> list[Event]:
+        """Run one step; what it did, for each request that it did something for."""
+        events, self._pending = self._pending, []
+        parts = self.scheduler.plan()
+        if parts:
+            chosen, failed = self._run(parts)
+            self.scheduler.ran([part for part in parts if part.job not in failed])
+            events += [self._end(job, "error", error) for job, error in failed.items()]
+            events += [self._next(job, token) for job, token in chosen.items()]
+        return events
+
+    def texts(self, requests: Iterable[Request]) -> list[str]:
+        """The text of each request, once all have ended; one that failed has what it had written."""
+        texts = {self.submit(request): "" for request in requests}
+        while self.busy:
+            for event in self.step():
+                texts[event.number] += event.text
+        return list(texts.values())
+
+    def _run(self, parts: list[Part]) -> tuple[dict[Job, int], dict[Job, str]]:
+        """The next token of each job that asks for one, in the order of the parts; and whose part failed."""
+        try:
+            return self._tokens(parts), {}
+        except Exception as error:  # whatever a model, a kernel or the memory raises ends requests, not the engine
+            if len(parts) == 1:
+                return {}, {parts[0].job: f"{type(error).__name__}: {error}"}
+        results = [self._run([part]) for part in parts]
+        chosen, failed = ({job: what for some in kind for job, what in some.items()} for kind in zip(*results))
+        return chosen, failed
+
+    def _tokens(self, parts: list[Part]) -> dict[Job, int]:
+        """The next token of each job that asks, NO_TOKEN where its logits are no numbers."""
+        runs = [Run(part.begin, part.count, self.scheduler.allocator.table(part.job.number)) for part in parts]
+        asking = [part.job for part in parts if part.asks]
+        samplings = [job.request.sampling for job in asking]
+        if self.fast is not None and len(asking) == len(parts) and self.fast.takes(runs):
+            return dict(zip(asking, self.fast(runs, [job.tokens[-1] for job in asking], samplings)))
+        logits = self._logits(parts, runs)
+        return dict(zip(asking, self._chosen(logits, asking, samplings))) if asking else {}
+
+    def _logits(self, parts: list[Part], runs: list[Run]) -> torch.Tensor:
+        """Logits [those that ask, vocabulary], in the order of the parts."""
+        self.cache.take(runs)
+        tokens = [token for part in parts for token in part.job.tokens[part.begin : part.begin + part.count]]
+        ends = torch.tensor([part.count for part in parts]).cumsum(0) - 1
+        wanted = ends[torch.tensor([part.asks for part in parts])].to(self.model.device)
+        with torch.inference_mode():
+            hidden = self.model.hidden(torch.tensor([tokens], device=self.model.device), self.cache)[0, wanted]
+            head = self.model.embedding if self.model.logits is None else self.model.logits
+            return F.linear(hidden, head.weight)
+
+    def _chosen(self, logits: torch.Tensor, jobs: list[Job], samplings: list[Sampling]) -> list[int]:
+        columns = {
+            name: torch.tensor([getattr(one, name) for one in samplings], dtype=dtype, device=logits.device)
+            for name, dtype in OPTIONS.items()
+        }
+        seeds = torch.tensor([one.seed for one in samplings], dtype=torch.int64, device=logits.device)
+        positions = torch.tensor([len(job.tokens) for job in jobs], dtype=torch.int64, device=logits.device)
+        choose = sample if self.kernels else sample_reference
+        return choose(logits, **columns, seeds=seeds, positions=positions).tolist()
+
+    def _next(self, job: Job, token: int) -> Event:
+        """Take a chosen token into a job's text."""
+        if token == NO_TOKEN:
+            return self._end(job, "error", "the model's logits are NaN: there is no likeliest token.")
+        stream = self._streams[job.number]
+        job.tokens.append(token)
+        self.metrics.wrote(job)
+        if token in self.tokenizer.stops:
+            return self._end(job, "stop", token=token)
+        text = stream.push(token)
+        if stream.stopped:
+            return self._end(job, "stop", text=text, token=token)
+        if job.written == job.request.new_tokens:
+            return self._end(job, "length", text=text, token=token)
+        return Event(job.number, text, token)
+
+    def _end(self, job: Job, ended: str, error: str = "", *, text: str = "", token: int | None = None) -> Event:
+        self.scheduler.end(job)
+        del self._jobs[job.number]
+        stream = self._streams.pop(job.number)
+        self.metrics.ended(job, ended)
+        return Event(job.number, text + stream.end(), token, ended, error)

@@ -1,0 +1,1 @@
+"""`python -m course_lib serve`: the engine behind OpenAI's interface for chats."""
