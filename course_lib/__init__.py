@@ -32,6 +32,7 @@ _HOMES = {
     "predict": "course_lib.checker",
     "profile": "course_lib.hardware.profile",
     "progress": "course_lib.checker",
+    "self_check": "course_lib.checker",
     "solution": "course_lib.checker",
     "submit": "course_lib.grading",
     "watch": "course_lib.figures.watch",

@@ -320,7 +320,8 @@ best_reverse(torch.arange(10.0, device=default_device()))
 # *crashed its worker*, when the process that ran your code died; and *not on this machine*, which says what is
 # needed.
 #
-# `progress()` shows them for every chapter. They are kept in the folder `.course` beside the notebooks.
+# `progress()` shows them for each chapter that you began, and what is open next. They are kept in the folder `.course`
+# beside the notebooks.
 
 # %%
 progress()

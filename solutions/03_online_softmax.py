@@ -18,7 +18,9 @@
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
-from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution
+from course_lib import (
+    check, default_device, hint, interpreting, machine, measured, predict, progress, self_check, solution
+)
 
 import math
 from functools import partial, reduce
@@ -794,6 +796,30 @@ if on_gpu and not interpreting():
         timing = measure(partial(best_log_sum_exp, logits, parts, 4096))
         bandwidth = format_bandwidth(timing.bandwidth(logits.nbytes))
         print(f"{parts:>4} parts: {format_seconds(timing.median):>10}, {bandwidth}")
+
+# %% [markdown]
+# ## Check yourself
+#
+# Answer these on paper, with the numbers of your own machine. Then run the next cell and open the answers.
+#
+# 1. The question's layer has 4.3 GB of scores. How long does its softmax take at least here, with four accesses to each
+#    score, and with two?
+# 2. How long may a row of float32 numbers be, to stay in the shared memory of one program?
+# 3. You need the log-sum-exp of 8 rows of a million numbers. In how many parts do you cut each row, so that every
+#    multiprocessor has a program?
+# 4. After 100 tiles a new maximum comes, larger by 2. What happens to the running sum, and to the accumulator?
+
+# %% jupyter={"source_hidden": true}
+here, gpu = machine(), "This machine" if on_gpu else "An H100"
+matrix_bytes, rate = 32 * 8192**2 * 2, ceilings().copy_bandwidth
+shared, multiprocessors = here.shared_memory_per_block_bytes or 227 * 1024, here.sm_count or 132
+self_check(
+    f"{format_bytes(matrix_bytes)} are accessed at {format_bandwidth(rate)}: {format_seconds(4 * matrix_bytes / rate)} "
+    f"with four accesses, {format_seconds(2 * matrix_bytes / rate)} with two.",
+    f"{gpu} gives a program {shared:,} bytes, room for {shared // 4:,} numbers. A longer row needs tiles.",
+    f"{gpu} has {multiprocessors} multiprocessors: {math.ceil(multiprocessors / 8)} parts for each of the 8 rows.",
+    f"Both are multiplied by exp(-2) = {math.exp(-2):.3f}, once, and then the new tile is added.",
+)
 
 # %% [markdown]
 # ## What production systems do

@@ -15,7 +15,9 @@
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
-from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution, watch
+from course_lib import (
+    check, default_device, hint, interpreting, machine, measured, predict, progress, self_check, solution, watch
+)
 
 import math
 import re
@@ -386,8 +388,8 @@ watch(best_attention, *(torch.randn(2, 128, 16) for _ in range(3)))
 # ## When your kernel is wrong
 #
 # A check tells you what is wrong with an exercise. Your own kernels have no check, so here is how to find a mistake
-# yourself. It takes ten minutes. The next cell holds a kernel with two mistakes. They are hidden as real ones are: on
-# most inputs its result is right.
+# yourself. It takes ten minutes. The next cell holds a kernel with two mistakes. They are hidden as real ones are: with
+# little padding and contiguous tensors its result is right.
 #
 # The kernel computes attention for one query in each of four sequences. Their prompts have different lengths, so they
 # are *padded on the left*: sequence 2 has 20 keys of padding before its first real one. Padding gets the score
@@ -460,7 +462,7 @@ for sequence, error in enumerate((left_padded(*padded)[0] - true_output).abs().a
 
 # %% [markdown]
 # Sequence 0 is right, sequence 1 is wrong, and sequences 2 and 3 are NaN. So there may be two mistakes. (Without a GPU
-# you also see a warning by NumPy, because the interpreter computes with it.)
+# you may also see a warning by NumPy, because the interpreter computes with it.)
 #
 # **3. Begin with NaN.** A NaN hides every other error, because it spreads: NaN times anything is NaN, and so is every
 # sum with one in it. You need the place where the *first* one is made. There are only three usual sources:
@@ -519,9 +521,10 @@ else:
 #     (Pdb) p new_max
 #     array([-inf], dtype=float32)
 #
-# In a compiled kernel `breakpoint()` is an error. There `tl.device_print("scores", scores)` prints, but a line for each
-# number, so print it in one program and with small tiles. In the interpreter it prints the whole tile in one piece.
-# Take these lines out again before you time the kernel.
+# In a compiled kernel `breakpoint()` is an error. There `tl.device_print("scores", scores)` prints, but from each of
+# the program's threads: on an H200, one number made 128 equal lines, and a tile of 8 numbers another 128. So store what
+# you want to see, as the trace does, or print it in the interpreter, where `device_print` shows each tile once. Take
+# all this out again before you time the kernel.
 #
 # **6. Bisect what is left.** Now sequence 1. Its trace shows which half of the kernel is at fault.
 
@@ -567,9 +570,9 @@ watch(lambda *tensors: left_padded(*tensors)[0], *padded, program=1)
 # The interpreter is kinder than a GPU in three ways.
 #
 # **It runs one program after the other.** So a *race* goes unnoticed. The next kernel counts positive numbers: each
-# program loads the count, adds its own, and stores it. On a GPU the programs run at the same time, load the same old
-# count, and all but one of the additions are lost. `watch` knows which programs touch an element and finds the race on
-# any machine. (A check runs your programs in several orders, for the same reason.)
+# program loads the count, adds its own, and stores it. On a GPU the programs run at the same time and load the same
+# old count, so most additions are lost: once, on an H200, it counted 29 of 2,041. `watch` knows which programs touch
+# an element, and finds the race on any machine. (A check runs your programs in several orders, for the same reason.)
 
 # %%
 @triton.jit
@@ -596,17 +599,21 @@ print("\n".join(str(watch(count_positive, numbers[:256])).splitlines()[:2]))
 # the tensor. No small test shows it. Cast the number of the program, head or page to `tl.int64` before you multiply it
 # by a stride, as 4.3 does.
 #
-# **It forgives loads outside of a tensor.** They reach whatever lies there. On a GPU too, most of them do no visible
-# harm, because PyTorch hands out pieces of a few large blocks of memory, and only an address outside of all blocks is
-# an "illegal memory access". It is also told late, by whatever you call next, and after it the process cannot use the
-# GPU any more. `CUDA_LAUNCH_BLOCKING=1` makes it appear at the launch. NVIDIA's *compute-sanitizer*, which comes with
-# the CUDA toolkit, finds also the quiet ones, if every tensor has a block of its own:
+# **It forgives loads outside of a tensor.** They reach whatever lies there. Most of them do no visible harm on a GPU
+# either, because PyTorch hands out pieces of a few large blocks of memory. Only an address outside of all blocks is an
+# "illegal memory access". You are told late, by whatever you call next, and the process cannot use the GPU any more.
+# With `CUDA_LAUNCH_BLOCKING=1` the launch itself raises the error. The quiet ones are found by NVIDIA's
+# *compute-sanitizer*, which comes with the CUDA toolkit, if every tensor has a block of its own:
 #
 #     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python file.py
 #
-# It names the kernel, the thread and the address, and makes the run many times slower. `--tool initcheck` reports reads
-# of memory that nobody has written. `--tool racecheck` looks at shared memory alone, so it does not see the race
-# above.
+#     ========= Invalid __global__ write of size 4 bytes
+#     =========     at fill_kernel+0xa0 in file.py:21
+#     =========     by thread (0,0,0) in block (0,0,0)
+#     =========     and is 1 bytes after the nearest allocation at 0x7f098e804000 of size 4,000 bytes
+#
+# That is a store to element 1,000 of a tensor with 1,000 elements, seen on an H200. Without the first word of the
+# command the tool found nothing. (`--tool racecheck` looks at shared memory alone, so it does not see the race above.)
 #
 # ## Twice the memory, half the bytes · deeper
 #
@@ -1591,6 +1598,34 @@ decoder.attention = versions["tiled"]
 # At 131,072 tokens one matrix of the naive version takes 275 GB, which is nearly twice an H200's memory. The model
 # with your kernel needs 0.1 GB for its largest tensor. This model would write nonsense there, because it has learned
 # from pieces of 256 bytes. But models trained on long texts can use such prompts, thanks to kernels like yours.
+
+# %% [markdown]
+# ## Check yourself
+#
+# Answer these on paper, with the numbers of your own machine. Then run the next cell and open the answers.
+#
+# 1. How long must attention take at least here, for the question's layer: 32 heads, 8192 tokens, dimension 128? Is it
+#    arithmetic or memory that sets this time?
+# 2. From which length on is it arithmetic?
+# 3. A step of a program multiplies 64 queries with 64 keys, and the weights with 64 values. How many bytes does your
+#    memory deliver in the time of these products? Is that enough for the step's 32 KB of keys and values?
+# 4. How many of its 64 × 64 tiles does a causal kernel visit at 8192 tokens?
+
+# %% jupyter={"source_hidden": true}
+flops, distinct_bytes = 4 * 32 * 8192**2 * 128, 4 * 32 * 8192 * 128 * 2
+arithmetic, memory = flops / roof.matmul_rate[rate_name], distinct_bytes / roof.memory_bandwidth
+balance = roof.matmul_rate[rate_name] / roof.memory_bandwidth  # FLOPs in the time of one byte
+delivered, tiles = 4 * 64 * 64 * 128 / balance, 8192 // 64
+self_check(
+    f"{format_seconds(max(arithmetic, memory))}. The products take {format_seconds(arithmetic)} at "
+    f"{format_flop_rate(roof.matmul_rate[rate_name])}, the distinct bytes {format_seconds(memory)}.",
+    f"4 N² D FLOPs for 4 N D elements of 2 bytes are N / 2 FLOPs a byte. Here {balance:.0f} FLOPs take as long as a "
+    f"byte, so from N = {2 * balance:.0f} on.",
+    f"In the time of 4 · 64 · 64 · 128 FLOPs it delivers {format_bytes(delivered)}. "
+    + ("That is enough." if delivered > 32 * 1024 else "All programs of a head read the same tiles, so the L2 cache "
+       "delivers the rest."),
+    f"{tiles} · {tiles + 1} / 2 = {tiles * (tiles + 1) // 2:,} of {tiles**2:,}.",
+)
 
 # %% [markdown]
 # ## What production systems do

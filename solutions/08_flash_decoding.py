@@ -18,7 +18,9 @@
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
-from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution
+from course_lib import (
+    check, default_device, hint, interpreting, machine, measured, predict, progress, self_check, solution
+)
 
 import math
 from functools import partial
@@ -1091,6 +1093,31 @@ draw_step_times(drawn, title)
 # %% [markdown]
 # One line climbs with the context and the other stays nearly flat. Both read the same keys, values and weights. You
 # only changed how many programs read them.
+
+# %% [markdown]
+# ## Check yourself
+#
+# Answer these on paper, with the numbers of your own GPU, or of an H200 if you have none. Then run the next cell and
+# open the answers.
+#
+# 1. A model has 8 KV heads. What share of the multiprocessors works on one sequence without splits?
+# 2. How many splits make one full wave? And what does one more split do?
+# 3. How long must a layer take at least with 131,072 keys, 8 KV heads of dimension 128 and 2 bytes an element?
+# 4. How many bytes of partial results does your answer to 2 make for 32 query heads, and how much is that beside the
+#    keys and values?
+
+# %% jupyter={"source_hidden": true}
+slots, context_bytes = chip["slots"], 2 * 8 * 131072 * 128 * 2
+splits = max(1, slots // 8)
+partial_bytes = 2 * splits * 32 * (128 + 1) * 4  # written once and read once
+self_check(
+    f"8 programs on {slots} multiprocessors: {min(1, 8 / slots):.0%}.",
+    f"{splits} splits make {8 * splits} programs. {splits + 1} make {8 * (splits + 1)}, and those beyond {slots} wait "
+    "for a second wave, which is nearly as long as the first.",
+    f"{format_bytes(context_bytes)} at {format_bandwidth(chip['bandwidth'])}: "
+    f"{format_seconds(context_bytes / chip['bandwidth'])}.",
+    f"{format_bytes(partial_bytes)}, written and read: {partial_bytes / context_bytes:.2%} of the keys and values.",
+)
 
 # %% [markdown]
 # ## What production systems do

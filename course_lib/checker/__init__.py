@@ -3,6 +3,7 @@
 from course_lib.checker.judge.verdict import CaseResult, Verdict
 from course_lib.checker.notebook.commands import attempts, check, check_file, hint, progress, solution
 from course_lib.checker.notebook.predictions import measured, predict
+from course_lib.checker.notebook.self_check import self_check
 from course_lib.checker.specification.case import Case, InOut, PerRank
 from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.edits import edits, model_of
@@ -63,5 +64,6 @@ __all__ = [
     "model_of",
     "predict",
     "progress",
+    "self_check",
     "solution",
 ]

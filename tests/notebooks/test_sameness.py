@@ -1,4 +1,5 @@
 """The committed notebooks are what their sources build: no edit made in them, none forgotten, no outputs left."""
+
 import nbformat
 import pytest
 

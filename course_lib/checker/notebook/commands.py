@@ -206,38 +206,57 @@ def attempts(exercise: str) -> Shown:
 
 
 def progress() -> Shown:
-    """Where you stand: every exercise of every chapter, with attempts and hints, and what you predicted; how to hand in
+    """Where you stand: each chapter that you began, and what is open next in it; what you predicted; how to hand in
     what is done."""
-    standings = progress_file().standings()
-    chapters: dict[str, list[tuple[Exercise, Standing]]] = {}
-    for task in catalog.exercises().values():
-        chapters.setdefault(task.chapter, []).append((task, standings.get(task.id, Standing())))
+    standings, known = progress_file().standings(), catalog.exercises()
+    chapters = dict.fromkeys(task.chapter for task in known.values())
+    begun: dict[str, list[tuple[Exercise, Standing]]] = {}
     lines, rows = [], []
-    for chapter, tasks in chapters.items():
-        done = sum(standing.passed for _, standing in tasks)
-        title = catalog.solution_file(chapter).stem.replace("_", " ")
-        lines.append(f"{title}: {done} of {len(tasks)}")
-        lines += [f"  {_sign(standing)} {task.id} {task.title}{_effort(standing)}" for task, standing in tasks]
-        squares = "".join(_square(task, standing) for task, standing in tasks)
-        rows.append(
-            f'<tr><td style="text-align:left;padding-right:1em">{html.escape(title)}</td><td style="text-align:left">'
-            f"{squares}</td><td>{done} of {len(tasks)}</td></tr>"
+    for number in dict.fromkeys(task.chapter for task in known.values() if task.id in standings):
+        chapter = catalog.chapter(number)
+        core, deeper = (
+            [(known[identity], standings.get(identity, Standing())) for identity in identities]
+            for identities in (chapter.core, chapter.deeper)
         )
-    total = sum(standing.passed for tasks in chapters.values() for _, standing in tasks)
-    count = sum(map(len, chapters.values()))
-    bar = (
-        '<div style="width:24em;height:.7em;border:1px solid #7a8290;border-radius:4px;margin:.3em 0">'
-        f'<div style="width:{100 * total / max(count, 1):.0f}%;height:100%;background:#0a8f5b;border-radius:3px">'
-        "</div></div>"
-    )
-    sentence, code = _handing_in(chapters)
+        begun[number] = core + deeper
+        stand = _stand(core, deeper)
+        lines += [
+            f"{chapter.title}: {stand}",
+            "  " + "  ".join(f"{_sign(now)} {task.id}" for task, now in begun[number]),
+        ]
+        squares = "".join(_square(task, now) for task, now in begun[number])
+        cells = (html.escape(chapter.title), squares, html.escape(stand))
+        rows.append("".join(f'<td style="text-align:left;padding-right:1em">{cell}</td>' for cell in cells))
+    below = []
+    if unread := [number for number in chapters if number not in begun]:
+        chapter = catalog.chapter(unread[0])
+        first = known[(chapter.core + chapter.deeper)[0]]
+        words = "The next chapter is" if begun else "No exercise is checked yet. Begin with"
+        below.append(f"{words} {chapter.title}. Its first exercise is {first.id}, {first.title}.")
+        if not begun:
+            below.append("README.md says what to read if you have 2, 4, 8 or 40 hours.")
+    sentence, code = _handing_in(begun)
     predicted, table = table_of_predictions(progress_file().predictions())
     ending = [*predicted, *([f"{sentence} {code}"] if code else [])]
     return Shown(
-        "\n".join([f"{total} of {count} exercises passed", *lines, *ending]),
-        f"<div><b>{total} of {count}</b> exercises passed{bar}<table>{''.join(rows)}</table>{table}"
+        "\n".join([*lines, *below, *ending]),
+        f"<div><table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table><p>{html.escape(' '.join(below))}</p>{table}"
         f"{f'{html.escape(sentence)} <code>{html.escape(code)}</code>' if code else ''}</div>",
     )
+
+
+def _stand(core: list[tuple[Exercise, Standing]], deeper: list[tuple[Exercise, Standing]]) -> str:
+    """How far a chapter's core path and the rest of it are, and which exercise is open next.
+
+    One that this machine cannot judge is never the next.
+    """
+    left = [task for task, standing in core if not standing.passed and not unsupported_here(task)]
+    parts = [f"core path {sum(standing.passed for _, standing in core)} of {len(core)}"]
+    if deeper:
+        parts.append(f"deeper {sum(standing.passed for _, standing in deeper)} of {len(deeper)}")
+    if left:
+        parts.append(f"next {left[0].id}, {left[0].title}")
+    return ", ".join(parts)
 
 
 def _handing_in(chapters: dict[str, list[tuple[Exercise, Standing]]]) -> tuple[str, str]:

@@ -7,8 +7,10 @@ import functools
 import importlib
 import linecache
 import math
+import re
 import sys
 import types
+from dataclasses import dataclass
 from pathlib import Path
 
 from course_lib.builder.answers import Cell, solved, stubbed
@@ -83,6 +85,36 @@ def solution_file(chapter: str) -> Path:
     if not files:
         raise CourseError(f"There is no chapter {chapter}: solutions/ holds no file {chapter}_*.py.")
     return files[0]
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A chapter as its notebook has it.
+
+    Attributes:
+        title: the notebook's own, "03 · Online softmax".
+        core: the ids of its core path, in the order in which they stand.
+        deeper: the ids in sections whose heading ends in "· deeper", which a reader may skip.
+    """
+
+    title: str
+    core: tuple[str, ...]
+    deeper: tuple[str, ...]
+
+
+def chapter(number: str) -> Chapter:
+    """The chapter with this number ("03"), read from its source."""
+    source = solution_file(number).read_text(encoding="utf-8")
+    core: list[str] = []
+    deeper: list[str] = []
+    skipped = 0  # how many # the heading has whose section may be skipped; 0 outside of one
+    for marks, heading, identity in re.findall(r"(?m)^# (##+) (.*)$|^# Exercise (\d+\.\d+) ·", source):
+        if identity:
+            (deeper if skipped else core).append(identity)
+        elif not skipped or len(marks) <= skipped:
+            skipped = len(marks) if heading.endswith("· deeper") else 0
+    title = re.search(r"(?m)^# # (.*)$", source)
+    return Chapter(title[1] if title else number, tuple(core), tuple(deeper))
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import html
 import json
+import re
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -283,21 +284,57 @@ def test_no_exercise_takes_a_number_that_another_had_and_each_that_moved_is_ther
     assert cells.MOVED and not cells.MOVED.keys() & known.keys() and set(cells.MOVED.values()) <= known.keys()
 
 
-def test_progress_lists_every_exercise(monkeypatch, tmp_path):
-    monkeypatch.setattr(catalog, "solution_file", lambda chapter: tmp_path / f"{chapter}_sample.py")
-    assert all(identity in repr(progress()) for identity in ALL)
-    assert "0 of 6" in repr(progress())
-
-
 @pytest.fixture
 def chapters(monkeypatch, tmp_path):
-    """Chapter 90 with two exercises, of which a Hopper alone can judge one; chapter 91 with one."""
-    for task in (DOUBLE, replace(DOUBLE, id="91.1")):
-        kept.progress_file().add(task.id, "x", "failed", None, "", 0.1, 1, "notebook")
-    tasks = [DOUBLE, replace(ADD, needs=HOPPER), replace(DOUBLE, id="91.1")]
+    """Chapter 90 with three exercises, of which a Hopper alone can judge the first; chapter 91 with one."""
+    tasks = [replace(ADD, needs=HOPPER), DOUBLE, replace(DOUBLE, id="90.4"), replace(DOUBLE, id="91.1")]
     monkeypatch.setattr(catalog, "exercises", lambda: {task.id: task for task in tasks})
     monkeypatch.setattr(catalog, "solution_file", lambda chapter: tmp_path / f"{chapter}_sample.py")
-    return lambda identity: kept.progress_file().add(identity, "x", "passed", None, "", 0.1, 1, "notebook")
+    (tmp_path / "90_sample.py").write_text(
+        "# # 90 · Samples: one of each\n# Exercise 90.2 · Double\n# ## More · deeper\n# Exercise 90.4 · Double\n"
+        "# ### A part of it\n# ## Back\n# Exercise 90.1 · Vector add\n"
+    )
+    (tmp_path / "91_sample.py").write_text("# # 91 · The end\n# Exercise 91.1 · Double\n")
+    return lambda identity, outcome="passed": kept.progress_file().add(
+        identity, "x", outcome, None, "", 0.1, 1, "notebook"
+    )
+
+
+def test_a_newcomer_is_told_where_to_begin(chapters):
+    for text in (repr(progress()), progress()._repr_html_()):
+        assert "Begin with 90 · Samples: one of each. Its first exercise is 90.2, Double." in text
+        assert "README.md" in text and " of " not in text.replace("one of each", "")
+
+
+def test_progress_shows_the_chapters_that_were_begun_and_what_is_open_next(chapters):
+    """What was passed in the section that may be skipped leaves the core path open; its order is the notebook's."""
+    chapters("90.4")
+    text = repr(_shown(H100))
+    assert "90 · Samples: one of each: core path 0 of 2, deeper 1 of 1, next 90.2, Double" in text
+    assert "· 90.2  · 90.1  ✓ 90.4" in text
+    assert "The next chapter is 91 · The end. Its first exercise is 91.1" in text and "README" not in text
+    chapters("90.2")
+    assert "core path 1 of 2, deeper 1 of 1, next 90.1, Vector add" in repr(_shown(H100))
+    assert "90.1, Vector add" in _shown(H100)._repr_html_()
+    chapters("90.1"), chapters("91.1", "failed")
+    text = repr(_shown(H100))
+    assert "core path 2 of 2, deeper 1 of 1\n" in text and "next 91.1" in text and "next chapter" not in text
+
+
+def test_what_this_machine_cannot_judge_is_not_what_is_next(chapters):
+    chapters("90.2")
+    assert "core path 1 of 2, deeper 0 of 1\n" in repr(_shown(NO_GPU))
+
+
+def test_the_core_path_of_each_chapter_is_the_one_that_its_first_cell_names():
+    """A section that may be skipped is known by its heading, so each exercise that a chapter calls core is outside."""
+    for number in dict.fromkeys(f"{int(identity.split('.')[0]):02}" for identity in catalog.exercise_files()):
+        chapter = catalog.chapter(number)
+        time = catalog.solution_file(number).read_text().split("**Time.**")[1].split("# %%")[0]
+        named = re.search(r"exercises? ((?:\d+\.\d+(?:, | and | to |,?\s+#\s+and )?)+)", time.replace("\n# ", " "))
+        assert chapter.title.startswith(f"{number} · ") and chapter.core
+        assert set(re.findall(r"\d+\.\d+", named[1]) if named else ()) <= {*chapter.core}, number
+        assert named or number in ("00", "15"), "these two name none"
 
 
 def _shown(hardware):
@@ -314,24 +351,26 @@ def test_progress_says_how_a_chapter_is_handed_in_once_all_of_it_passed(chapters
     assert "submit" not in repr(_shown(H100)) + _shown(H100)._repr_html_()
     chapters("90.2")
     assert "submit" not in repr(_shown(H100)) + _shown(H100)._repr_html_()
-    chapters("90.1")
+    chapters("90.1"), chapters("90.4")
     for text in (repr(_shown(H100)), html.unescape(_shown(H100)._repr_html_())):
         assert text.count("submit(") == 1 and "All of chapter 90 passed" in text
         assert 'from course_lib import submit; submit("90")' in text
 
 
 def test_what_this_machine_cannot_judge_keeps_no_chapter_open(chapters):
-    chapters("90.2")
+    chapters("90.2"), chapters("90.4")
     assert "All that this machine can judge of chapter 90 passed" in repr(_shown(NO_GPU))
 
 
 def test_a_chapter_of_which_nothing_can_be_judged_is_not_done(chapters, monkeypatch):
+    (catalog.solution_file("90")).write_text("# # 90 · Samples\n# Exercise 90.1 · Vector add\n")
     monkeypatch.setattr(catalog, "exercises", lambda: {"90.1": replace(ADD, needs=HOPPER)})
+    chapters("90.1", "failed")
     assert "submit" not in repr(_shown(NO_GPU))
 
 
 def test_several_chapters_are_named_in_one_line(chapters):
-    for identity in ("90.1", "90.2", "91.1"):
+    for identity in ("90.1", "90.2", "90.4", "91.1"):
         chapters(identity)
     line = repr(_shown(H100)).splitlines()[-1]
     assert "chapters 90, 91 passed" in line and 'submit("91")' in line and line.count("submit(") == 1
