@@ -1611,7 +1611,7 @@ decoder.attention = versions["tiled"]
 #    memory deliver in the time of these products? Is that enough for the step's 32 KB of keys and values?
 # 4. How many of its 64 × 64 tiles does a causal kernel visit at 8192 tokens?
 
-# %% jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 flops, distinct_bytes = 4 * 32 * 8192**2 * 128, 4 * 32 * 8192 * 128 * 2
 arithmetic, memory = flops / roof.matmul_rate[rate_name], distinct_bytes / roof.memory_bandwidth
 balance = roof.matmul_rate[rate_name] / roof.memory_bandwidth  # FLOPs in the time of one byte
