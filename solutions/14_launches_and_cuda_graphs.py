@@ -875,7 +875,9 @@ def counter_kernel(
 
 
 def every_nth_tile(x, programs):
-    """x · sigmoid(x) in tiles of 16 rows and 32 columns, where each program computes one tile after another.
+    """x · sigmoid(x) in tiles of 16 rows and 32 columns. Program p of n computes the tiles p, p + n, p + 2n and so on.
+
+    Tiles are numbered from 0, by rows or by columns, from either end.
 
     x: [rows, columns], float32, contiguous; at least one row and one column, and any number of both.
     programs: how many programs the launch may have. Any number from 1, below or above the number of tiles.

@@ -22,7 +22,6 @@ import inspect
 import json
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -77,8 +76,7 @@ def engine_step(model: Decoder, batch: int) -> tuple[Step, Step]:
     assert engine.fast is not None  # with kernels, on a GPU
     while engine.fast.replayed < 3:
         engine.step()
-    fast, columns = engine.fast, -(-CONTEXT // PAGE) + 1
-    return engine.step, fast._steps[batch, next(size for size in fast.columns if size >= columns)]._replay
+    return engine.step, engine.fast._step(batch, -(-CONTEXT // PAGE) + 1)._replay
 
 
 def captured_step(model: Decoder, batch: int, glue) -> Step:
@@ -92,6 +90,8 @@ def captured_step(model: Decoder, batch: int, glue) -> Step:
     def step():
         cache.take(range(batch), 1)
         token.copy_(run(token, cache, last_only=True)[:, -1].argmax(dim=-1, keepdim=True))
+        if run.reason is not None:
+            raise RuntimeError(run.reason)  # a figure of something else
 
     return step
 
@@ -107,7 +107,8 @@ def transformers_model(config: ModelConfig, device, dtype: torch.dtype):
         tie_word_embeddings=config.tied,
     )  # fmt: skip
     with torch.device(device):
-        return LlamaForCausalLM(shape).to(dtype).eval().requires_grad_(False)
+        model: torch.nn.Module = LlamaForCausalLM(shape)
+        return model.to(dtype).eval().requires_grad_(False)
 
 
 def transformers_step(model, batch: int, context: int, capture: Callable = compiled) -> Step:
@@ -153,11 +154,12 @@ def in_turns(steps: dict[str, Step], rounds: int = ROUNDS, count: int = STEPS) -
 
 def kernels_of(replay: Step) -> dict[str, list]:
     """Of a replay: for each name of a kernel how many ran, and their µs together, the longest first."""
-    counts, times = Counter[str](), Counter[str]()
+    found: dict[str, list[float]] = {}
     for name, _, taken in trace_of(replay):
-        counts[name] += 1
-        times[name] += taken
-    return {name: [counts[name], round(taken, 1)] for name, taken in times.most_common()}
+        kind = found.setdefault(name, [0, 0.0])
+        kind[0] += 1
+        kind[1] += taken
+    return dict(sorted(found.items(), key=lambda entry: -entry[1][1]))
 
 
 def measure_steps(model: Decoder, batch: int, bandwidth: float) -> dict:
@@ -181,15 +183,17 @@ def measure_steps(model: Decoder, batch: int, bandwidth: float) -> dict:
     with torch.no_grad():
         in_turns(steps, rounds=1, count=3)
         times = in_turns(steps, rounds=ROUNDS - 1)
-    read = sum(weight.nbytes for weight in model.parameters())
-    read += batch * CONTEXT * model.config.cache_bytes_per_token(model.dtype.itemsize)
+    weights = sum(weight.nbytes for weight in model.parameters())
+    cache = batch * CONTEXT * model.config.cache_bytes_per_token(model.dtype.itemsize)
     return {"us": {name: 1e6 * taken for name, taken in times.items()}, "missing": missing,
-            "floor_us": 1e6 * read / bandwidth, "kernels": kernels_of(graph)}  # fmt: skip
+            "floor_us": 1e6 * (weights + cache) / bandwidth, "kernels": kernels_of(graph)}  # fmt: skip
 
 
 def whole(model: Decoder, fast: bool) -> dict:
     """Tokens a second over all requests, and what the engine's metrics say."""
     engine = engine_of(model, len(PROMPTS), max(PROMPTS) + WRITTEN, fast=fast)
+    if engine.fast is not None:
+        engine.fast.prepare()
     requests = [Request(prompt_of(tokens, seed, model.config), WRITTEN) for seed, tokens in enumerate(PROMPTS)]
     for warm in (Request(prompt_of(100, 999, model.config), 4), Request(prompt_of(900, 998, model.config), 4)):
         engine.texts([warm])
@@ -222,9 +226,9 @@ def main(arguments: list[str] | None = None) -> int:
         torch.cuda.empty_cache()
     model.glue = FUSED
     wholes = {}
-    for name, run in (("fast steps", True), ("plain steps", False)):
-        wholes[name] = found = whole(model, run)
-        print(f"64 requests, {name}: {found['tokens_per_second']:,.0f} tokens/s  {found}", flush=True)
+    for name, fast in (("fast steps", True), ("plain steps", False)):
+        wholes[name] = told = whole(model, fast)
+        print(f"64 requests, {name}: {told['tokens_per_second']:,.0f} tokens/s  {told}", flush=True)
         gc.collect()
     this = machine()
     record = {"gpu": this.gpu_name, "torch": torch.__version__, "triton": this.triton, "clocks_before": before,

@@ -8,7 +8,8 @@
 
 A step runs the tokens that the scheduler chose, one for each text that is being written and pieces of prompts beside
 them, and chooses the next token of each text that has run to its end. Prompts that begin alike are computed once. An
-error of one request ends that request: where a step fails, its parts run again one by one.
+error of one request ends that request: where a step fails, its parts run again one by one. On a GPU a step in which
+everybody writes is one of `FastSteps`: captured, and on its way before the tokens of the one before it are read.
 """
 
 from __future__ import annotations
@@ -183,13 +184,21 @@ class Engine:
 
     def _tokens(self, parts: list[Part]) -> dict[Job, int]:
         """The next token of each job that asks, NO_TOKEN where its logits are no numbers."""
-        runs = [Run(part.begin, part.count, self.scheduler.allocator.table(part.job.number)) for part in parts]
+        runs = self._runs(parts)
         asking = [part.job for part in parts if part.asks]
         samplings = [job.request.sampling for job in asking]
         if self.fast is not None and len(asking) == len(parts) and self.fast.takes(runs):
-            return dict(zip(asking, self.fast(runs, [job.tokens[-1] for job in asking], samplings)))
+            ahead = self.scheduler.ahead(parts)
+            return dict(zip(asking, self.fast(
+                runs, [job.tokens[-1] for job in asking], samplings, None if ahead is None else self._runs(ahead)
+            )))  # fmt: skip
+        if self.fast is not None:
+            self.fast.forget()
         logits = self._logits(parts, runs)
         return dict(zip(asking, self._chosen(logits, asking, samplings))) if asking else {}
+
+    def _runs(self, parts: list[Part]) -> list[Run]:
+        return [Run(part.begin, part.count, self.scheduler.allocator.table(part.job.number)) for part in parts]
 
     def _logits(self, parts: list[Part], runs: list[Run]) -> torch.Tensor:
         """Logits [those that ask, vocabulary], in the order of the parts."""

@@ -17,8 +17,15 @@ As the decoder's operations these are 20 and more. What remains to the host is t
 of pinned memory, to send it, and to replay a graph. There is a graph for each pair of sizes, batch and columns of the
 page tables, and a step runs in the smallest that holds it. Rows behind the batch have the length 0 and the slot -1:
 they read no key and store nowhere.
+
+The host is a step ahead where it may be. Once a step is launched, the next one follows it at once, with tokens that
+have not left the GPU, as if every text went on. While it runs, the host reads the tokens of the one before, writes text
+and plans. If the plan is what was expected, its tokens are on their way already. If not, they are forgotten: all that
+they have left behind lies behind the ends of the sequences' texts.
 """
 
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -70,9 +77,10 @@ class FastSteps:
         capture: makes of a function one that replays it.
 
     Attributes:
-        replayed: steps so far.
+        replayed, expected: steps so far, and how many of them were on their way before they were asked for.
 
-    All steps are captured here. Raises what `capture` raises, and a ValueError for sizes that make no sense.
+    The smallest graph is captured here, the others when they are first needed, or by `prepare`. Raises what `capture`
+    raises, and a ValueError for sizes that make no sense.
     """
 
     def __init__(
@@ -90,13 +98,16 @@ class FastSteps:
         for name, sizes in (("batches", batches), ("columns", columns)):
             if not sizes or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
                 raise ValueError(f"{name} is {sizes!r}; it must be some whole numbers of at least 1.")
-        self.replayed = 0
+        self.replayed = self.expected = 0
+        self._flight: Flight | None = None  # the step that is expected next
+        self._newest: list[int] = []  # of the step before it, and where they lie
+        self._chosen = torch.zeros(0, dtype=torch.int64, device=model.device)
         self.batches, self.columns = sorted(set(batches)), sorted(set(columns))
         weights = PackedDecoder(model, cache, self.batches[-1], longest * cache.page_size)
         self._memory = KeptMemory(model, cache)
-        self._steps = {
-            (rows, width): FastStep(weights, rows, width, capture) for rows in self.batches for width in self.columns
-        }
+        self._make = functools.partial(FastStep, weights, capture)
+        self._steps: dict[tuple[int, int], FastStep] = {}
+        self._step(1, 1)
 
     def takes(self, runs: Sequence[Run]) -> bool:
         """Whether a step is one of these: a token for each sequence, and not too many of them, or of their pages."""
@@ -106,23 +117,78 @@ class FastSteps:
             and max(len(run.pages) for run in runs) <= self.columns[-1]
         )
 
-    def __call__(self, runs: Sequence[Run], tokens: Sequence[int], samplings: Sequence[Sampling]) -> list[int]:
+    def __call__(
+        self,
+        runs: Sequence[Run],
+        tokens: Sequence[int],
+        samplings: Sequence[Sampling],
+        ahead: Sequence[Run] | None = None,
+    ) -> list[int]:
         """The next token of each sequence; -1 where its logits are no numbers.
 
         Args:
             runs: that `takes` takes; room is taken for their token.
             tokens: the newest of each sequence.
             samplings: how the next ones are chosen.
+            ahead: the runs that are expected next: of the same sequences, with the tokens that are chosen now. None
+                for nothing that could be expected. If it comes otherwise, or something else writes into the cache
+                first, call `forget`, or this with other runs.
 
         Raises a RuntimeError when memory that the graphs read has moved.
         """
-        rows = next(size for size in self.batches if size >= len(runs))
-        widest = max(len(run.pages) for run in runs)
-        step = self._steps[rows, next(size for size in self.columns if size >= widest)]
-        chosen = step(runs, tokens, samplings)
+        flight, self._flight = self._flight, None
+        if flight is None or (flight.runs, flight.samplings, self._newest) != (runs, samplings, tokens):
+            flight = self._launch(runs, samplings, tokens)
+        else:
+            self.expected += 1
+        if ahead is not None and self.takes(ahead):
+            self._flight = self._launch(ahead, samplings, None)
         self._memory.check()  # the GPU is at work meanwhile; what it reads lives as long as the graphs
+        self._newest = flight.tokens()
         self.replayed += 1
-        return chosen[: len(runs)].tolist()
+        return self._newest
+
+    def prepare(self) -> None:
+        """Capture all that is not yet: about a tenth of a second each, and longer where kernels have to be compiled."""
+        for rows, columns in itertools.product(self.batches, self.columns):
+            self._step(rows, columns)
+
+    def forget(self) -> None:
+        """What was expected does not come."""
+        self._flight = None
+
+    def _step(self, batch: int, widest: int) -> "FastStep":
+        """The smallest graph for so many sequences of so many pages."""
+        rows = next(size for size in self.batches if size >= batch)
+        columns = next(size for size in self.columns if size >= widest)
+        if (rows, columns) not in self._steps:
+            self._steps[rows, columns] = self._make(rows, columns)
+        return self._steps[rows, columns]
+
+    def _launch(self, runs: Sequence[Run], samplings: Sequence[Sampling], tokens: Sequence[int] | None) -> "Flight":
+        """Send a step to the GPU; its tokens are those that the last one chose, there, when None."""
+        step = self._step(len(runs), max(len(run.pages) for run in runs))
+        self._chosen = step(runs, self._chosen if tokens is None else tokens, samplings)
+        return Flight(runs, samplings, self._chosen)
+
+
+class Flight:
+    """A step on its way: what it is for, and its tokens once they are here."""
+
+    def __init__(self, runs: Sequence[Run], samplings: Sequence[Sampling], chosen: torch.Tensor):
+        self.runs, self.samplings = runs, samplings
+        # Its own memory, since the graph's is overwritten by the next replay; pinned, or the copy would wait.
+        self._tokens = torch.empty(len(runs), dtype=torch.int64, pin_memory=chosen.is_cuda)
+        self._tokens.copy_(chosen[: len(runs)], non_blocking=True)
+        self._copied = torch.cuda.Event() if chosen.is_cuda else None
+        if self._copied is not None:
+            self._copied.record()
+
+    def tokens(self) -> list[int]:
+        """Waits for them."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._tokens.tolist()
 
 
 def batch_sizes(most: int) -> list[int]:
@@ -141,7 +207,7 @@ def column_sizes(longest: int) -> list[int]:
 class FastStep:
     """One graph: a step of up to `rows` sequences whose tables have up to `columns` pages."""
 
-    def __init__(self, weights: "PackedDecoder", rows: int, columns: int, capture: Callable):
+    def __init__(self, weights: "PackedDecoder", capture: Callable, rows: int, columns: int):
         self.page_size = weights.cache.page_size
         whole, narrow = (torch.int64, rows), (torch.int32, rows)
         self._given = StagedFields({
@@ -163,9 +229,19 @@ class FastStep:
 
         self._replay = capture(run)
 
-    def __call__(self, runs: Sequence[Run], tokens: Sequence[int], samplings: Sequence[Sampling]) -> torch.Tensor:
-        """Replay it; int64 [rows] on the device, which the next replay overwrites. Waits for nothing."""
-        self._write(runs, tokens, samplings)
+    def __call__(
+        self, runs: Sequence[Run], tokens: Sequence[int] | torch.Tensor, samplings: Sequence[Sampling]
+    ) -> torch.Tensor:
+        """Replay it; int64 [rows] on the device, which the next replay overwrites. Waits for nothing.
+
+        tokens: of each run; on the device, where they may be -1, or on the host.
+        """
+        if isinstance(tokens, torch.Tensor):
+            self._write(runs, [], samplings)
+            batch = len(runs)
+            torch.clamp(tokens[:batch], min=0, out=self._given.on_device["tokens"][:batch])
+        else:
+            self._write(runs, tokens, samplings)
         return self._replay()
 
     def _write(self, runs: Sequence[Run], tokens: Sequence[int], samplings: Sequence[Sampling]) -> None:
@@ -173,7 +249,7 @@ class FastStep:
         fields["slots"][batch:], fields["lengths"][batch:] = -1, 0
         if batch:
             begins = [run.begin for run in runs]
-            fields["tokens"][:batch], fields["positions"][:batch] = tokens, begins
+            fields["tokens"][: len(tokens)], fields["positions"][:batch] = tokens, begins
             fields["lengths"][:batch] = fields["positions"][:batch] + 1
             fields["slots"][:batch] = [
                 run.pages[run.begin // self.page_size] * self.page_size + run.begin % self.page_size for run in runs

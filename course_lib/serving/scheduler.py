@@ -67,6 +67,11 @@ class Scheduler:
         self.waiting.append(job)
         self.waiting.sort(key=lambda one: one.place)
 
+    @property
+    def joins(self) -> bool:
+        """Whether the first of those who wait may join those who run."""
+        return bool(self.waiting) and len(self.running) < self.most_running and self._fits(self.waiting[0])
+
     def plan(self) -> list[Part]:
         """The parts of the next step, decodes first; room is taken for all of them. Empty when there is nothing to do.
 
@@ -77,12 +82,24 @@ class Scheduler:
         for job in [job for job in self.running if job.left == 1] + [job for job in self.running if job.left > 1]:
             if job in self.running and left:  # it may have been sent back for another's sake
                 left -= self._take(job, min(job.left, left), parts)
-        while self.waiting and left and len(self.running) < self.most_running and self._fits(self.waiting[0]):
+        while left and self.joins:
             job = self.waiting.pop(0)
             job.computed = self.allocator.add(job.number, job.tokens)
             self.running = sorted([*self.running, job], key=lambda one: one.place)
             left -= self._take(job, min(job.left, left), parts)
         return parts
+
+    def ahead(self, parts: list[Part]) -> list[Part] | None:
+        """The step after this one if every text of it goes on; None if one ends by its length, or somebody joins.
+
+        There is room for it, and nothing else has changed: it may be computed, and forgotten.
+        """
+        jobs = [part.job for part in parts]
+        if self.joins or len(jobs) < len(self.running):
+            return None
+        if any(job.written + 1 >= job.request.new_tokens or not self.allocator.reserve(job.number) for job in jobs):
+            return None
+        return [Part(part.job, part.begin + part.count, 1) for part in parts]
 
     def ran(self, parts: list[Part]) -> None:
         """Count the tokens of a step. What a whole prompt has left in the cache is there for others from now on."""

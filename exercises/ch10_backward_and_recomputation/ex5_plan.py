@@ -338,11 +338,11 @@ AT_ANY_LENGTH = {"greedy", "all_or_nothing", "nothing_kept", "partial_plans_drop
 def where_tried(model: Model) -> Model:
     """The same model, silent where there are too many lists to try and a slip decides between them."""
 
-    def compute(slips, layers, limit):
-        made = {name.partition("__")[0] for name in slips.switched_on}
+    def compute(names: frozenset[str], layers, limit):
+        made = {name.partition("__")[0] for name in names}
         decides = made - {"all_inputs_from_the_beginning", "last_layers_first"}
         too_many = len(layers) > LONGEST and decides and not made & AT_ANY_LENGTH
-        return NotImplemented if too_many else model.compute(slips, layers, limit)
+        return NotImplemented if too_many else model.compute(names, layers, limit)
 
     return replace(model, compute=compute)
 

@@ -27,7 +27,7 @@ from exercises.ch11_multi_head_latent_attention import parts
 from exercises.ch11_multi_head_latent_attention.ex3_decode_kernel import WORK
 from exercises.ch11_multi_head_latent_attention.parts import INF, ROWS, over_rows
 from exercises.topics.decode_slips import AVERAGED, EMPTY_MERGE, EMPTY_SPLIT
-from exercises.topics.evidence import FAR_END, FIXED_SIZE, NAN_FROM_THE_START, all_nan
+from exercises.topics.evidence import FAR_END, FIXED_SIZE, NAN_FROM_THE_START, all_nan, in_cases_of
 from exercises.topics.heads_of_a_tile import OUTSIDE, AtMost64Heads, costs
 from exercises.topics.splits_in_a_run import SEEN_OF_SPLITS, SplitsUsed
 
@@ -57,6 +57,15 @@ class OfTheKernels(Requirement):
 
     def complaint(self, case, seen):
         return self.asked.complaint(case, seen) if case.entry == "split_latent_decode" else None
+
+
+LARGE_VALUES = "float16, values near 600"
+
+
+def large_values(draw):
+    """Equal scores of 0, and values whose sum over 120 splits has no room in float16."""
+    query, cache, *rest = parts.drawn(draw, 1, 16, 16, [120], 120, dtype=torch.float16)
+    return torch.zeros_like(query), cache + 600.0, *rest
 
 
 def split_cases(draw):
@@ -90,6 +99,7 @@ def split_cases(draw):
         *(replace(case, entry="split_latent_decode") for case in parts.far_cases(draw, 2)),
         *(replace(case, entry="split_latent_decode") for case in parts.far_ends(draw, 1)),
         case(f"300 splits, {FAR_END}", 300, 1, 16, 16, [320], 320),
+        Case(f"{LARGE_VALUES}, in 120 splits", (*large_values(draw), 120), "split_latent_decode"),
     ]
     if not draw.on_gpu or draw.bfloat16:  # a T4 has no room for tiles of 512 columns
         wide = {"dtype": torch.float16, "metered": True}
@@ -290,6 +300,14 @@ EXERCISE = Exercise(
     ),
     mistakes=(
         FIXED_SIZE,
+        Mistake(
+            "merged_in_half",
+            "Only values near 600 in many splits are wrong: the merge adds them up in float16, which ends at 65,504 "
+            "and steps by 32 before. Merge in float32.",
+            when=in_cases_of(LARGE_VALUES),
+            every=True,
+            first=True,
+        ),
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         parts.V_IS_TRANS_K,
         *SEEN_OF_SPLITS,

@@ -28,7 +28,7 @@ from exercises.topics.attention import close_to, in_a_kernel, prescaled_in_a_ker
 from exercises.topics.decode import AS_GOOD, attend, each_sequence
 from exercises.topics.decode_inputs import lengths as length_levels
 from exercises.topics.decode_slips import EMPTY_SEQUENCE
-from exercises.topics.evidence import FAR_END, FIXED_SIZE, NAN_FROM_THE_START, all_nan
+from exercises.topics.evidence import FAR_END, FIXED_SIZE, NAN_FROM_THE_START, all_nan, in_cases_of
 
 INF = math.inf
 WORK = ("scaled_dot_product_attention", "_scaled_dot_product", "bmm", "mm", "matmul", "_softmax", "softmax")
@@ -91,6 +91,21 @@ def drawn(draw, *, key_heads, group, head_dim, lengths, spare=0, dtype=torch.flo
     return query, codes[0], key_scale, key_middle, codes[1], value_scale, value_middle, counts
 
 
+TOO_LARGE = ": their product has no room in float16"
+
+
+def large_products(draw):
+    """Queries of 400 and -400 in two channels with one code: their scores cancel, and a key of 3,200 fits float16."""
+    half = torch.float16
+    query, key_codes, key_scale, key_middle, *values = drawn(
+        draw, key_heads=1, group=2, head_dim=64, lengths=[70], dtype=half, scales=half
+    )
+    query[..., 0], query[..., 1] = 400.0, -400.0
+    key_codes[..., 0] = 17 * (key_codes[..., 0] % 16)  # both nibbles alike
+    key_scale[..., :2], key_middle[..., :2] = 400.0, 0.0
+    return query, key_codes, key_scale, key_middle, *values
+
+
 def nearly_cancelled(draw):
     """Codes of 6 and 7 and middles of -6.5 steps: where products are rounded to 16 bits, few bits of a sum are left."""
     half = torch.float16
@@ -112,6 +127,7 @@ def kernel_cases(draw):
         case("2 KV heads, 4 query heads, 128 tokens", 2, 2, 64, [128], metered=True),
         case("lengths 63 and 65: the last group is not full", 1, 2, 64, [63, 65], metered=True),
         case("one token", 2, 2, 64, [1]),
+        case("one token, so that the scales of the keys are most of the bytes", 2, 1, 64, [1], metered=True),
         case("heads of 128, 70 tokens", 1, 2, 128, [70], metered=True),
         case("a sequence without a token between two others", 1, 3, 64, [20, 0, 70]),
         case("scores of ±150: exp overflows", 1, 4, 64, [200], score=45.0),
@@ -124,6 +140,7 @@ def kernel_cases(draw):
         ),
         case(f"300 sequences, {FAR_END}", 1, 1, 64, [0] * 299 + [5]),
         case(f"300 KV heads, {FAR_END}", 300, 1, 64, [2]),
+        Case(f"float16, queries and scales of 400{TOO_LARGE}", large_products(draw)),
         Case("float16, middles that nearly cancel the codes", nearly_cancelled(Draw(5))),
     ]
 
@@ -343,6 +360,14 @@ EXERCISE = Exercise(
     ),
     mistakes=(
         FIXED_SIZE,
+        Mistake(
+            "scaled_in_half",
+            "Only queries of 400 with scales of 400 are wrong. Is a scale multiplied with the query in float16? That "
+            "ends at 65,504. Dequantise in float32: convert the query, too, before a scale multiplies it.",
+            when=in_cases_of(TOO_LARGE),
+            every=True,
+            first=True,
+        ),
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         Mistake(
             "scales_loaded_for_every_channel",

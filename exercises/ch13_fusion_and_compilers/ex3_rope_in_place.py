@@ -7,17 +7,40 @@ import torch
 from course_lib.checker import TRITON, Case, Exercise, InOut, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import CONTIGUOUS, beyond_32_bits, gaps
-from exercises.topics.evidence import FAR_END, FIXED_SIZE
+from exercises.topics.evidence import FAR_END, FIXED_SIZE, in_cases_of
 from exercises.topics.kernel_requirements import in_one_kernel
 from exercises.topics.pointers import load, put
 
 
-def rope_oracle(qkv, cosine, sine, positions, query_heads, key_heads):
+def rope_oracle(qkv, cosine, sine, positions, query_heads, key_heads, exact=False):
     accurate = torch.promote_types(qkv.dtype, torch.float32)
     heads = qkv.unflatten(1, (query_heads + 2 * key_heads, -1))[:, : query_heads + key_heads]
     first, second = heads.to(accurate).chunk(2, dim=-1)  # [tokens, heads, head_dim / 2]
     cosine, sine = cosine[positions][:, None].to(accurate), sine[positions][:, None].to(accurate)
     heads.copy_(torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1))
+    return heads.half().long() if exact else None
+
+
+NO_STEP_ROUNDS = "float16, multiples of 16: no step rounds in float32"
+
+
+# The driver is sent to the worker by its source alone, so it stands by itself.
+
+
+def whole_numbers(functions, qkv, cosine, sine, positions, query_heads, key_heads, exact):
+    """Queries and keys as whole numbers, which allow no error."""
+    function = functions["rope_in_place"]
+    getattr(function, "__wrapped__", function)(qkv, cosine, sine, positions, query_heads, key_heads)
+    heads = qkv.unflatten(1, (query_heads + 2 * key_heads, -1))[:, : query_heads + key_heads]
+    return heads.long()
+
+
+def exact_in_float32(draw):
+    """Multiples of 16, and angles in units of 2⁻¹²: in float32 no step rounds, so all who round once get the same."""
+    qkv = draw.integers(24, 3 * 64, low=-1000, high=1000).half() * 16
+    angles = draw.uniform(24, 32, high=6.3)
+    tables = ((table * 2**12).round() / 2**12 for table in (angles.cos(), angles.sin()))
+    return InOut(qkv), *tables, torch.arange(24), 1, 1, True
 
 
 from_0, behind_others, anywhere = (0, 1), (5, 40), None  # where the first token may stand, the others following it
@@ -50,6 +73,7 @@ def rope_cases(draw):
         Case(f"300 tokens, {FAR_END}", drawn(draw, tokens=300, key_heads=1, group=1, head_dim=2)),
         Case(f"132 query heads, {FAR_END}", drawn(draw, tokens=2, key_heads=4, group=33, head_dim=4)),
         Case(f"300 KV heads, {FAR_END}", drawn(draw, tokens=2, key_heads=300, group=1, head_dim=2)),
+        Case(NO_STEP_ROUNDS, exact_in_float32(draw), driver=whole_numbers),
         *beyond_32_bits(draw, "tokens", [qkv], *rest),
     ]  # fmt: skip
 
@@ -80,7 +104,7 @@ CONTRACT = Contract(
 )
 
 
-def turned_in_place(qkv, cosine, sine, positions, query_heads, key_heads):
+def turned_in_place(qkv, cosine, sine, positions, query_heads, key_heads, exact=False):
     tokens, width = qkv.shape
     half = width // (query_heads + 2 * key_heads) // 2
     memory = qkv.as_strided((1 + (tokens - 1) * qkv.stride(0) + width - 1,), (1,))
@@ -97,6 +121,7 @@ def turned_in_place(qkv, cosine, sine, positions, query_heads, key_heads):
         second = y * cos + x * sin
         put(memory, first_at, first)
         put(memory, second_at, second)
+    return qkv.unflatten(1, (-1, 2 * half))[:, : query_heads + key_heads].long() if exact else None
 
 
 HEADS = "torch.arange(query_heads + key_heads)"
@@ -144,6 +169,11 @@ CHANGES = (
 )  # fmt: skip
 
 
+def largest_tensor(qkv, cosine, sine, positions, query_heads, key_heads, exact=False) -> int:
+    """Nothing is made; the driver makes whole numbers of Q and K."""
+    return qkv.tensor.numel() if exact else 1
+
+
 def least_bytes(qkv, cosine, sine, positions, query_heads, key_heads) -> int:
     """Q and K in and out, a row of both tables for each token, and its position."""
     tokens, width = qkv.tensor.shape
@@ -169,7 +199,7 @@ EXERCISE = Exercise(
     models=(model_of(turned_in_place, CHANGES),),
     needs=TRITON,
     requirements=in_one_kernel(
-        *("cat", "index_put", "index_select", "index", "clone"), elements=lambda *args: 1, least_bytes=least_bytes
+        *("cat", "index_put", "index_select", "index", "clone"), elements=largest_tensor, least_bytes=least_bytes
     ),
     hints=(
         "Draw a row: query_heads heads, then key_heads heads of K, then key_heads of V. Q and K lie side by side, so "
@@ -182,6 +212,15 @@ EXERCISE = Exercise(
     ),
     mistakes=(
         FIXED_SIZE,
+        Mistake(
+            "rounded_on_the_way",
+            "The results are near, but not those of float32 rounded once. Something is rounded to float16 before the "
+            "end: the cosine and sine, a product, or x and y were never cast. Convert what you load to float32, and "
+            "only the sum back to the dtype of qkv.",
+            when=in_cases_of(NO_STEP_ROUNDS),
+            every=True,
+            first=True,
+        ),
         Mistake(
             "angles_for_each_head",
             "The numbers are right, but the cosines and sines of a token were loaded for each of its heads. In 16 bits "

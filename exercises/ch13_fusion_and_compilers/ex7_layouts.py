@@ -44,6 +44,12 @@ def layout_cases(draw):
         Case("a stride of 0", (((3, 4), (0, 5)), 7), "offset"),
         Case("every second row of 4 × 8", (ROWS_OF_8, ((2, 8), (2, 4))), "composed"),
         Case("a transpose", (((3, 5), (5, 1)), ((5, 3), (3, 1))), "composed"),
+        Case("a row of 3, four times: more inner indices than outer", (((3,), (5,)), ((3, 4), (1, 0))), "composed"),
+        Case(
+            "4 threads that share their values, and values that repeat",
+            (ROWS_OF_8, ((4, 16), (8, 0)), ((2, 30), (1, 0)), 9),
+            "owned",
+        ),
         Case("every third element", (odd, ((10,), (3,))), "composed"),
         Case("2 neighbours for each of 16 threads, columns", (COLUMNS_OF_4, ((16,), (2,)), ((2,), (1,)), 5), "owned"),
         Case("the same of rows", (ROWS_OF_8, ((16,), (2,)), ((2,), (1,)), 5), "owned"),
@@ -80,6 +86,9 @@ COMPOSED = (
         added=("place(outer, place(inner, index))", "place(outer, index) + place(inner, index)")),
     *edits("The result has an offset for each index of the inner layout.",
         outer_size=("math.prod(inner[0])", "math.prod(outer[0])")),
+    *edits("The result ends with the outer layout's last index. A stride of 0 repeats indices, so the inner layout may "
+        "have more of them.",
+        cut_to_the_outer=("math.prod(inner[0])", "min(math.prod(inner[0]), math.prod(outer[0]))")),
 )  # fmt: skip
 OWNED = (
     *edits("These are places in the tile, not in memory. Ask the tile's layout for the offset of each.",

@@ -13,6 +13,7 @@ from course_lib.checker.specification.edits import edits, model_of
 from exercises.ch14_launches_and_cuda_graphs.who_computes import (
     ComputesNothing,
     EachFromTheCounter,
+    EveryNth,
     HostGoesOn,
     TilesOfThisSize,
     goes_on_alone,
@@ -220,6 +221,7 @@ EXERCISE = Exercise(
         ComputesNothing((*ARITHMETIC, "silu", "sigmoid", "exp")),
         TilesOfThisSize(),
         EachFromTheCounter(),
+        EveryNth(),
         Moves(least_bytes),
     ),
     hints=(

@@ -32,12 +32,13 @@ def watched_tiles(functions, x, programs, left=None):
     class Watching:
         def __init__(self):
             self.stores, self.drawn, self.taken, self.readable = [], {}, set(), True
+            self.programs = 1
 
         def begun(self, kernel, arguments):
             pass
 
         def launched(self, kernel, grid):
-            pass
+            self.programs = grid[0]
 
         def accessed(self, kind, program, item_bytes, reached, file, line):
             for argument, elements, inside in reached:
@@ -55,6 +56,17 @@ def watched_tiles(functions, x, programs, left=None):
             if address not in self.taken and now.value != before:
                 now.value += now.value - before
                 self.taken.add(address)
+
+    def in_steps(tiles_of, across):
+        """Whether program p has the tiles p, p + n, p + 2n, …, by rows or by columns, from either end."""
+        tile = numpy.arange(max((mine.max() for mine in tiles_of.values() if mine.size), default=0) + 1)
+        down = -(-len(tile) // across)
+        by_columns = tile % across * down + tile // across
+        numbers = (tile, by_columns, len(tile) - 1 - tile, len(tile) - 1 - by_columns)
+        launched = watching.programs
+        return any(
+            all((number[mine] % launched == program).all() for program, mine in tiles_of.items()) for number in numbers
+        )
 
     result = None if functions.listen and left is None else called()
     if functions.listen is None:
@@ -87,6 +99,7 @@ def watched_tiles(functions, x, programs, left=None):
         "most": int(max(((mine > 0).sum() for mine in of), default=0)),
         "taken": len(watching.taken),
         "left": int((sum(of, numpy.zeros_like(sizes)) == 0).sum()),
+        "in_steps": int(in_steps({program[0]: mine.nonzero()[0] for program, mine in zip(computed, of)}, across)),
     }
     return result
 
@@ -134,6 +147,21 @@ class EachFromTheCounter(Requirement):
                 "the slow ones as well."
             )
         return None
+
+
+@dataclass(frozen=True)
+class EveryNth(Requirement):
+    """Without a counter, a program's tiles are as many apart as there are programs."""
+
+    id: str = "not_every_nth"
+
+    def complaint(self, case, seen):
+        if len(case.args) == 3 or seen.noted.get("in_steps", True) or seen.noted["wide"] or seen.noted["parts"]:
+            return None
+        return (
+            "Program p of n computes the tiles p, p + n, p + 2n and so on. One of your programs computed others, such "
+            "as a run of neighbours."
+        )
 
 
 def ignores_the_counter(case, seen) -> bool:

@@ -25,7 +25,12 @@ class OneKernel(LaunchesTriton):
 
 
 def in_one_kernel(
-    *forbidden: str, elements: Callable, least_bytes: Callable, reads: Sequence[int] = (), of: str | None = None
+    *forbidden: str,
+    elements: Callable,
+    least_bytes: Callable,
+    reads: Sequence[int] = (),
+    of: str | None = None,
+    moves: type[Moves] = Moves,
 ) -> tuple[Requirement, ...]:
     """One kernel does all of the work, and moves no more bytes than it must.
 
@@ -35,6 +40,7 @@ def in_one_kernel(
         least_bytes: as `Moves` takes it.
         reads: the places of the arguments that the kernel reads, as `ReadByKernels` takes them.
         of: the function's name, where the exercise has several.
+        moves: how the bytes are counted.
     """
-    asked = (OneKernel(of=of), Forbids((*ARITHMETIC, *forbidden)), Allocates(elements), Moves(least_bytes))
+    asked = (OneKernel(of=of), Forbids((*ARITHMETIC, *forbidden)), Allocates(elements), moves(least_bytes))
     return (*asked, ReadByKernels(tuple(reads))) if reads else asked

@@ -7,12 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from course_lib.kernels.fused.rope_append_pages import rope_append_to_pages_reference
+from course_lib.serving import fast_step
 from course_lib.serving.engine import Engine, QueueFull
 from course_lib.serving.fast_step import FastStep
 from course_lib.serving.generation import generate
 from course_lib.serving.requests import Request, Sampling
 from tests.serving.talkers import byte_tokenizer, random_model
 from tests.serving.test_captured import by_calling
+from tests.serving.test_fast_step import in_pytorch
 
 MODEL = random_model()
 
@@ -62,11 +65,21 @@ def test_texts_are_those_that_each_request_gets_alone():
 
 
 @settings(deadline=None, max_examples=25)
-@given(seed=st.integers(0, 2**32), pages=st.integers(12, 40), page_size=st.integers(1, 5), budget=st.integers(4, 40))
-def test_random_traffic_changes_no_text_and_loses_no_page(seed, pages, page_size, budget):
+@given(
+    seed=st.integers(0, 2**32), pages=st.integers(12, 40), page_size=st.integers(1, 5), budget=st.integers(4, 40),
+    fast=st.booleans(),
+)  # fmt: skip
+def test_random_traffic_changes_no_text_and_loses_no_page(seed, pages, page_size, budget, fast):
     """Prompts that share beginnings, priorities, a memory that is too small, and some that give up on the way."""
-    draw = random.Random(seed)
-    engine = new_engine(pages=pages, page_size=page_size, budget=budget, most_running=4)
+    with pytest.MonkeyPatch.context() as patch:
+        in_pytorch(patch)  # the interpreter would take minutes
+        patch.setattr(fast_step, "rope_append_to_pages", lambda *tensors: rope_append_to_pages_reference(*tensors[:-1]))
+        options = {"pages": pages, "page_size": page_size, "budget": budget, "most_running": 4}
+        pass_traffic(new_engine(fast=fast, capture=by_calling, **options), random.Random(seed))
+
+
+def pass_traffic(engine, draw):
+    pages, page_size = engine.scheduler.allocator.pages, engine.scheduler.allocator.page_size
     beginnings = [[draw.randrange(256) for _ in range(9)] for _ in range(2)]
     todo = []
     for _ in range(8):
@@ -113,7 +126,29 @@ def test_fast_steps_write_what_plain_ones_write():
     options = {"pages": 9, "budget": 8, "most_running": 3}
     engine, plain = fast_engine(**options), new_engine(kernels=True, **options)
     assert [*map(tokens_of, run_all(engine, requests))] == [*map(tokens_of, run_all(plain, requests))]
-    assert engine.fast.replayed > 5 and nothing_left(engine)
+    assert engine.fast.replayed > engine.fast.expected > 3 and nothing_left(engine)
+
+
+def test_what_was_expected_and_does_not_come_is_forgotten():
+    """Texts that stop, give up, or come while the next step is on its way: of it nothing is seen."""
+    whole = new_engine(kernels=True).texts([Request([5, 6, 0], 12)])[0]
+    requests = [Request([5, 6, n], 12, stops=(whole[5:7],)) for n in range(3)]
+    engine, plain = fast_engine(), new_engine(kernels=True)
+    found = []
+    for one in (engine, plain):
+        numbers = [one.submit(request) for request in requests]
+        told = {}
+        for step in range(40):
+            for event in one.step():
+                told.setdefault(event.number, []).append((event.text, event.token, event.ended))
+            if step == 4:
+                one.cancel(numbers[1])
+            if step == 6:
+                one.submit(Request([9, 9, 9], 5))
+        found.append(told)
+        assert not one.busy and nothing_left(one)
+    assert found[0] == found[1] and any(events[-1][2] == "stop" for events in found[0].values())
+    assert engine.fast.expected > 3
 
 
 def run_all(engine, requests):

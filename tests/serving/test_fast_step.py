@@ -15,7 +15,7 @@ from course_lib.kernels.sampling.reference import sample_reference
 from course_lib.models.glue import FUSED, TORCH
 from course_lib.serving import fast_step
 from course_lib.serving.caches.ragged import RaggedPages, Run
-from course_lib.serving.fast_step import FastSteps, batch_sizes, column_sizes, joined
+from course_lib.serving.fast_step import FastStep, FastSteps, batch_sizes, column_sizes, joined
 from course_lib.serving.requests import Sampling
 from tests.serving.talkers import CONFIG, random_model
 from tests.serving.test_captured import by_calling
@@ -165,6 +165,28 @@ def test_nothing_is_stored_but_the_step_s_own_tokens():
         assert changed.nonzero().flatten().tolist() == sorted(slots)
 
 
+def test_a_step_that_was_expected_is_the_step_itself(monkeypatch):
+    """Where the recorder keeps one memory for all results, as a graph does; and one that comes otherwise."""
+    in_pytorch(monkeypatch)
+    model = model_of(glue=TORCH)
+    ours, plain = Texts(model, PROMPTS), Texts(model, PROMPTS)
+    steps = FastSteps(model, ours.cache, batches=(4,), columns=(6,), capture=captured_on_cpu)
+    for who in [(0, 1, 2)] * 4 + [(2, 0)] * 3:
+        runs, ahead = ours.runs(who), next_of(ours, who)
+        chosen = steps(runs, [ours.texts[n][-1] for n in who], [GREEDY] * len(who), ahead)
+        assert chosen == chosen_plainly(plain, who, [GREEDY] * len(who))
+        ours.add(who, chosen), plain.add(who, chosen)
+    assert (steps.replayed, steps.expected) == (7, 5)
+    other = [token + 1 for token in chosen]
+    ours.texts[2][-1], ours.texts[0][-1] = plain.texts[2][-1], plain.texts[0][-1] = other
+    assert steps(ours.runs(who), other, [GREEDY] * 2) == chosen_plainly(plain, who, [GREEDY] * 2)
+    assert steps.expected == 5, "another token than was expected"
+
+
+def next_of(texts, who):
+    return [Run(len(texts.texts[n]), 1, texts.pages[n][: -(-(len(texts.texts[n]) + 1) // PAGE_SIZE)]) for n in who]
+
+
 def test_logits_that_are_no_numbers_are_told_and_are_nobody_else_s():
     model = model_of()
     model.embedding.weight[66] = torch.nan
@@ -181,6 +203,21 @@ def test_what_a_graph_does_not_hold_is_not_taken():
     assert steps.takes(ours.runs((0, 1))) and not steps.takes([])
     assert not steps.takes(ours.runs((0, 1, 1))) and not steps.takes([Run(20, 1, range(6))])
     assert not steps.takes([Run(0, 2, (1,))])
+
+
+def test_graphs_are_captured_when_they_are_needed_or_beforehand(monkeypatch):
+    in_pytorch(monkeypatch)
+    sizes, made = [], FastStep.__init__
+    monkeypatch.setattr(FastStep, "__init__", lambda self, *given: sizes.append(given[2:]) or made(self, *given))
+    model = model_of(glue=TORCH)
+    ours = Texts(model, PROMPTS)
+    steps = FastSteps(model, ours.cache, batches=(1, 4), columns=(1, 7), capture=captured_on_cpu)
+    assert sizes == [(1, 1)]
+    for _ in range(2):
+        steps(ours.runs((0, 2)), [1, 2], [GREEDY] * 2)
+    assert sizes[1:] == [(4, 7)]
+    steps.prepare()
+    assert sizes[2:] == [(1, 7), (4, 1)]
 
 
 def test_packed_weights_are_the_model_s_own_and_packed_once():

@@ -31,6 +31,7 @@ from course_lib.hardware.device import interpreting
 from course_lib.kernels.common.cache_checks import check_indices
 from course_lib.kernels.common.checks import check_dimensions, check_rows, check_runnable, check_tensor
 from course_lib.kernels.common.signatures import signature_of
+from course_lib.kernels.sampling.listed import draw_listed, weight_before
 from course_lib.kernels.sampling.noise import row_key
 from course_lib.kernels.sampling.parts import (
     LAST_TOKEN,
@@ -44,7 +45,6 @@ from course_lib.kernels.sampling.parts import (
     load_options,
     number_of,
     reaches,
-    whole,
 )
 from course_lib.kernels.sampling.scan import (
     CHUNK_TOKENS,
@@ -57,75 +57,12 @@ from course_lib.kernels.sampling.scan import (
     weights_kernel,
 )
 from course_lib.kernels.sampling.scan import NUM_WARPS as SCAN_WARPS
-from course_lib.kernels.sampling.top_k import last_of_top_k, list_groups, load_listed
+from course_lib.kernels.sampling.top_k import last_of_top_k, list_groups
 
 GROUP = 64
 MOST_GROUPS = 8192  # of which the maxima are kept in registers; larger vocabularies have larger groups
 TILE_TOKENS, NUM_WARPS = 8192, 16
 LARGEST_VOCABULARY = MOST_GROUPS * CHUNK_TOKENS
-
-
-@triton.jit
-def draw_listed(
-    row_pointer,
-    list_pointer,
-    count,
-    vocabulary,
-    edge_key,
-    edge_token,
-    largest,
-    temperature,
-    min_p,
-    key,
-    best_chances_pointer,
-    best_tokens_pointer,
-    GROUP: tl.constexpr,
-    TILE_GROUPS: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
-):
-    """Write the best chance and its token of each listed group; returns the weight of all that reaches the edge."""
-    total = tl.zeros([TILE_GROUPS, GROUP], tl.int64)
-    for start in tl.range(0, count, TILE_GROUPS):
-        logits, keys, token = load_listed(
-            row_pointer, list_pointer, True, start, count, vocabulary, GROUP, TILE_GROUPS
-        )  # [TILE_GROUPS, GROUP]
-        kept = reaches(keys, token, edge_key, edge_token)
-        exponents = exponents_of(logits, largest, temperature)
-        weights = tl.exp2(exponents)
-        total += tl.where(kept, whole(weights), 0)
-        best, place = tl.max(
-            chances(exponents, token, kept & (weights >= min_p), key, ASSEMBLY), axis=1, return_indices=True
-        )  # [TILE_GROUPS]
-        group_place = start + tl.arange(0, TILE_GROUPS)
-        group = tl.load(list_pointer + group_place, mask=group_place < count, other=0)
-        tl.store(best_chances_pointer + group_place, best, mask=group_place < count)
-        tl.store(best_tokens_pointer + group_place, group * GROUP + place, mask=group_place < count)
-    return tl.sum(total)
-
-
-@triton.jit
-def weight_before(
-    row_pointer,
-    list_pointer,
-    is_listed,
-    count,
-    vocabulary,
-    drawn_logit,
-    drawn,
-    largest,
-    temperature,
-    GROUP: tl.constexpr,
-    TILE_GROUPS: tl.constexpr,
-):
-    """The weight of all tokens that stand before this one, int64. Logits are compared: they need no turning around."""
-    total = tl.zeros([TILE_GROUPS, GROUP], tl.int64)
-    for start in tl.range(0, count, TILE_GROUPS):
-        logits, _keys, token = load_listed(
-            row_pointer, list_pointer, is_listed, start, count, vocabulary, GROUP, TILE_GROUPS
-        )  # [TILE_GROUPS, GROUP]
-        weights = tl.exp2(exponents_of(logits, largest, temperature))
-        total += tl.where(reaches(logits, token, drawn_logit, drawn - 1), whole(weights), 0)
-    return tl.sum(total)
 
 
 @triton.jit(do_not_specialize=["groups", "chunks"])

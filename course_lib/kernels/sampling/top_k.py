@@ -13,7 +13,8 @@ the order of the tokens finds them. The groups themselves are found in the same 
 import triton
 import triton.language as tl
 
-from course_lib.kernels.sampling.parts import LAST_TOKEN, load_groups
+from course_lib.kernels.sampling.listed import load_listed
+from course_lib.kernels.sampling.parts import LAST_TOKEN
 
 
 @triton.jit
@@ -57,19 +58,6 @@ def list_groups(maxima, lowest, largest, list_pointer, k, GROUPS: tl.constexpr):
     place = tl.cumsum(taken.to(tl.int32), axis=0) - 1
     tl.store(list_pointer + place, tl.arange(0, GROUPS), mask=taken)
     return edge
-
-
-@triton.jit
-def load_listed(
-    row_pointer, list_pointer, is_listed, start, count, vocabulary, GROUP: tl.constexpr, TILE_GROUPS: tl.constexpr
-):
-    """A tile of the groups that a row is drawn from, in the order of its tokens: those listed, or all of them."""
-    place = start + tl.arange(0, TILE_GROUPS)  # [TILE_GROUPS]
-    group = place
-    if is_listed:
-        outside = tl.cdiv(vocabulary, GROUP)
-        group = tl.load(list_pointer + place, mask=place < count, other=outside)
-    return load_groups(row_pointer, group, vocabulary, GROUP)
 
 
 @triton.jit

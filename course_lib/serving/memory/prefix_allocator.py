@@ -78,6 +78,15 @@ class PrefixAllocator:
         if not known:
             self._held[sequence] = held
 
+    def reserve(self, sequence: Hashable) -> bool:
+        """Whether the next token of a sequence has a place; a page is taken for it where nobody has that page."""
+        held = self._state(sequence)
+        if held.length == len(held.pages) * self.page_size:
+            if not self._free:
+                return False
+            held.pages.append(self._free.pop())
+        return True
+
     def share(self, sequence: Hashable, tokens: Sequence[int]) -> None:
         """Let others have the whole pages of a sequence's tokens, which are computed by now.
 

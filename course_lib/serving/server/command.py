@@ -26,6 +26,8 @@ def serve(source: str | Path, *, host: str, port: int, pages: int | None, kernel
     """
     model, tokenizer = load(source)
     engine = new_engine(model, tokenizer, pages=pages, kernels=kernels)
+    if engine.fast is not None:
+        engine.fast.prepare()  # here, and not while somebody waits
     if host not in ("127.0.0.1", "localhost", "::1"):
         print(NO_PASSWORD, file=sys.stderr)
     name = Path(source).stem if str(source).endswith(".gguf") else Path(source).name

@@ -116,6 +116,13 @@ def test_all_equal_logits_keep_the_first_by_weight():
     assert_right(torch.zeros(6, 256), top_p=0.25, top_k=128)
 
 
+def test_the_last_token_that_top_p_keeps_is_drawn_as_well():
+    """Also where another chunk has a winner that stands before it."""
+    logits = torch.full((10, 9000), -math.inf)
+    logits[:, [0, 5000, 8300, 8999]] = 0.0
+    assert set(assert_right(logits, top_p=0.5).tolist()) == {0, 5000}
+
+
 def test_few_values_are_cut_within_their_ties_in_every_type():
     for dtype in (torch.float32, torch.float16):
         logits = normal(10, 700).round().to(dtype)

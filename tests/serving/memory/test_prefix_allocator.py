@@ -49,6 +49,20 @@ def test_a_page_computed_twice_is_kept_once():
     assert allocator.table("c")[0] not in allocator.table("a") + allocator.table("b")
 
 
+def test_a_page_is_taken_ahead_where_the_next_token_needs_one_and_nobody_has_it():
+    allocator = PrefixAllocator(3, 2)
+    allocator.append("a", 1)
+    assert allocator.reserve("a") and len(allocator.table("a")) == 1, "there is a place left in its page"
+    allocator.append("a", 1)
+    assert allocator.reserve("a") and allocator.reserve("a") and len(allocator.table("a")) == 2
+    allocator.append("b", 2)
+    assert not allocator.reserve("b") and len(allocator.table("b")) == 1, "all are taken"
+    allocator.append("a", 1)
+    assert len(allocator.table("a")) == 2 and allocator.length("a") == 3
+    allocator.free("a"), allocator.free("b")
+    assert allocator.free_pages() == 3
+
+
 def test_wrong_calls_are_told():
     allocator = PrefixAllocator(2, 2)
     allocator.append("a", 1)

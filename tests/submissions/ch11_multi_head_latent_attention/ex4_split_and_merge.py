@@ -15,7 +15,15 @@ ROPE_KEYS = "tl.load(rows + rope_columns[None, :], mask=(tokens < last + BLOCK_N
 MERGE = "weight = tl.exp2(tl.load(lses_pointer + row * splits + split) - reference)"
 DIVIDED = "output = output / tl.where(total == 0.0, 1.0, total)"
 
+MERGED = "output += weight * tl.load(outputs_pointer + (row * splits + split) * LATENT + columns)"
+
 WRONG = {
+    "merged_in_half": changed(
+        "11.4",
+        ("output = tl.zeros([LATENT], tl.float32)", "output = tl.zeros([LATENT], output_pointer.dtype.element_ty)"),
+        (MERGED, "output += (weight * tl.load(outputs_pointer + (row * splits + split) * LATENT + columns))"
+                 ".to(output_pointer.dtype.element_ty)"),
+    ),
     "fixed_size": changed("11.4", ("splits, batch)](", "splits, min(batch, 132))](")),
     "fixed_size__of_the_merge": changed("11.4", ("kernel[(batch * heads,)]", "kernel[(min(batch * heads, 264),)]")),
     "fixed_size__splits": changed("11.4", ("rows), splits, batch)]", "rows), min(splits, 128), batch)]")),
@@ -103,6 +111,13 @@ WRONG = {
 }
 
 UNUSUAL = {
+    "partial results in the query's dtype": changed(
+        "11.4",
+        ("outputs = torch.empty(batch, heads, splits, value_dim, dtype=torch.float32",
+         "outputs = torch.empty(batch, heads, splits, value_dim, dtype=query.dtype"),
+        ("latent_columns[None, :], outputs, mask=exist)",
+         "latent_columns[None, :], outputs.to(outputs_pointer.dtype.element_ty), mask=exist)"),
+    ),
     "natural logarithms": changed(
         "11.4", ("tl.exp2(", "tl.exp("), ("tl.log2(", "tl.log("), ("scale * math.log2(math.e)", "scale")
     ),

@@ -82,6 +82,26 @@ IN_HALF = (
 )
 
 WRONG = {
+    # q · (code · s + m) = (q · s) · code + q · m, and q · s leaves float16.
+    "scaled_in_half": changed(
+        "12.5",
+        *((f"query_{part} = tl.load(query_pointer + rows{at}, mask=exist, other=0.0).to(tl.float32)",
+           f"query_{part} = tl.load(query_pointer + rows{at}, mask=exist, other=0.0)")
+          for part, at in (("even", ""), ("odd", " + 1"))),
+        ("keys_even = low * scale_even[None, :] + middle_even[None, :]",
+         "narrow = query_pointer.dtype.element_ty\n        keys_even = low.to(narrow)"),
+        ("keys_odd = high * scale_odd[None, :] + middle_odd[None, :]", "keys_odd = high.to(narrow)"),
+        ("tl.dot(query_even, tl", "tl.dot(query_even * scale_even[None, :].to(narrow), tl"),
+        ("scores += tl.dot(query_odd, tl",
+         "scores += tl.sum(query_even.to(tl.float32) * middle_even[None, :], 1)[:, None]\n"
+         "        scores += tl.sum(query_odd.to(tl.float32) * middle_odd[None, :], 1)[:, None]\n"
+         "        scores += tl.dot(query_odd * scale_odd[None, :].to(narrow), tl"),
+    ),
+    "too_many_bytes__even_scales_twice": changed(
+        "12.5",
+        ("        middle_odd = tl.load(",
+         "        scale_even = tl.load(key_scale_pointer + channels).to(tl.float32)\n        middle_odd = tl.load("),
+    ),
     "fixed_size": changed("12.5", ("kernel[(key_heads, batch)]", "kernel[(key_heads, min(batch, 132))]")),
     "fixed_size__heads": changed("12.5", ("kernel[(key_heads, batch)]", "kernel[(min(key_heads, 8), batch)]")),
     # In the dtype of the scales: right where they are float32.

@@ -46,6 +46,21 @@ def rope_in_place(qkv, cosine, sine, positions, query_heads, key_heads):
 """
 
 WRONG = {
+    "rounded_on_the_way": changed(
+        "13.3", ("(x * cosine - y * sine)", "((x * cosine).to(dtype) - (y * sine).to(dtype))")
+    ),
+    "rounded_on_the_way__the_angles": changed(
+        "13.3",
+        ("    inside = (head < heads)", "    cosine = cosine.to(qkv_pointer.dtype.element_ty).to(tl.float32)\n"
+                                        "    inside = (head < heads)"),
+    ),
+    "rounded_on_the_way__all_of_it": changed(
+        "13.3",
+        (LOAD_Y, LOAD_Y.replace(".to(tl.float32)", "")),
+        ("x = tl.load(first, mask=inside, other=0.0).to(tl.float32)", "x = tl.load(first, mask=inside, other=0.0)"),
+        ("    inside = (head < heads)", "    narrow = qkv_pointer.dtype.element_ty\n    cosine = cosine.to(narrow)\n"
+                                        "    sine = sine.to(narrow)\n    inside = (head < heads)"),
+    ),
     "fixed_size": changed("13.3", ("kernel[(qkv.shape[0],)](", "kernel[(min(qkv.shape[0], 132),)](")),
     "fixed_size__tile_of_heads": changed("13.3", ("HEADS=triton.next_power_of_2(heads)", "HEADS=64")),
     # onnxruntime#26758: a kernel always took halves where the model's pairs were neighbours. Here it is the reverse.

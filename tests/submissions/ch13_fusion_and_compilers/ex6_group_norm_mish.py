@@ -9,7 +9,47 @@ STEP = "step = tl.load(steps_pointer + sample)"
 OUT = "out = scale[:, None] * mish + shift[:, None]"
 MADE = "rows = [tuple(part.clone() for part in make(step)) for step in range(number)]"
 
+FLAT = """# Exercise 13.6 · A denoising step in one kernel
+@triton.jit
+def flat(x, w, b, scales, shifts, steps, out, channels, members, length, epsilon, SIZE: tl.constexpr):
+    group, sample, n = tl.program_id(0), tl.program_id(1), tl.arange(0, SIZE)
+    count = members * length
+    inside = n < count
+    at = (sample * channels + group * members) * length + n
+    channel = group * members + n // length
+    rows = tl.load(steps + sample) * channels + channel
+    v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    centred = tl.where(inside, v - tl.sum(v, 0) / count, 0.0)
+    normal = centred * tl.rsqrt(tl.sum(centred * centred, 0) / count + epsilon)
+    a = normal * tl.load(w + channel, mask=inside, other=0.0) + tl.load(b + channel, mask=inside, other=0.0)
+    e = tl.exp(tl.minimum(a, 20.0))
+    mish = a * (e * (e + 2.0)) / (e * (e + 2.0) + 2.0)
+    mish = mish * tl.load(scales + rows, mask=inside, other=0.0) + tl.load(shifts + rows, mask=inside, other=0.0)
+    tl.store(out + at, mish.to(out.dtype.element_ty), mask=inside)
+
+def group_norm_mish(x, weight, bias, scale_table, shift_table, steps, groups, epsilon):
+    batch, channels, length = x.shape
+    out = torch.empty_like(x)
+    flat[(groups, batch)](x, weight, bias, scale_table, shift_table, steps, out, channels, channels // groups, length,
+                          epsilon, SIZE=triton.next_power_of_2(channels // groups * length))
+    return out
+
+class StepTables:
+    def __init__(self, make, number):
+        rows = [torch.stack(make(step)) for step in range(number)]
+        self.made = tuple(torch.stack(rows).transpose(0, 1).contiguous())
+
+    def tables(self):
+        return self.made
+"""
+
 WRONG = {
+    "too_many_bytes": changed(
+        "13.6",
+        ("    mean = tl.sum(", "    again = tl.load(x_pointer + offsets, mask=inside, other=0.0).to(tl.float32)\n"
+                             "    mean = tl.sum("),
+        ("tl.where(inside, x - mean", "tl.where(inside, again - mean"),
+    ),
     "fixed_size": changed("13.6", ("kernel[(groups, batch)](", "kernel[(groups, min(batch, 132))](")),
     "fixed_size__groups": changed("13.6", ("kernel[(groups, batch)](", "kernel[(min(groups, 32), batch)](")),
     "fixed_size__channels": changed("13.6", ("MEMBERS=triton.next_power_of_2(members)", "MEMBERS=64")),
@@ -69,6 +109,7 @@ WRONG = {
 }
 
 UNUSUAL = {
+    "a flat tile, with the weight loaded for each of its numbers": FLAT,
     "one flat tile": changed(
         "13.6",
         (

@@ -10,6 +10,9 @@ PLACE = "offset(layout, start + step * number)"
 TILE = f"[[{PLACE} for number in range(size)] for start in starts]"
 
 WRONG = {
+    "cut_to_the_outer": changed(
+        "13.7", ("range(math.prod(inner[0]))", "range(min(math.prod(s[0]) for s in (inner, outer)))")
+    ),
     "last_first": changed("13.7", ("zip(*layout)", "list(zip(*layout))[::-1]")),
     "not_taken_apart": changed("13.7", (TURN, "total += index * stride")),
     "strides_ignored": changed("13.7", (TURN, "total += index % size")),

@@ -14,6 +14,14 @@ FIRST = f"    {DRAWN}\n    {WHILE}\n"
 ALL_TILES = "-(-x.shape[0] // 16) * -(-x.shape[1] // 32)"
 
 WRONG = {
+    "not_every_nth": changed(
+        "14.6",
+        (LOOP, "share = tl.cdiv(tiles, tl.num_programs(0))\n    first = tl.program_id(0) * share\n"
+               "    for tile in range(first, tl.minimum(first + share, tiles)):"),
+    ),
+    "not_every_nth__the_first_does_all": changed(
+        "14.6", (LOOP, "for tile in range(0 if tl.program_id(0) == 0 else tiles, tiles):")
+    ),
     "fixed_size": changed(
         "14.6", (LOOP, "for turn in range(64):\n        tile = tl.program_id(0) + turn * tl.num_programs(0)")
     ),
@@ -162,11 +170,6 @@ WRONG = {
 UNUSUAL = {
     "column by column": changed(
         "14.6", (TILES, f"{TILES}\n    down = tl.cdiv(rows, BLOCK_ROWS)"), (PLACE, "tile % down, tile // down, rows")
-    ),
-    "a run of neighbouring tiles": changed(
-        "14.6",
-        (LOOP, "share = tl.cdiv(tiles, tl.num_programs(0))\n    first = tl.program_id(0) * share\n"
-               "    for tile in range(first, tl.minimum(first + share, tiles)):"),
     ),
     "rounds, the last of which may reach beyond the tiles": changed(
         "14.6",
