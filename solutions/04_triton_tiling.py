@@ -470,8 +470,9 @@ for sequence, error in enumerate((left_padded(*padded)[0] - true_output).abs().a
 #
 # **4. Take one program, and compare it step by step with its meaning.** The kernel has a `trace` for this: the program
 # with the number `traced` stores its running maximum and sum after each tile. Such a store works on a GPU as well as in
-# the interpreter, it prints no walls of numbers, and PyTorch can compute what should be there. The next cell does so
-# for program 2. **Predict:** in which tile is the first NaN?
+# the interpreter, it prints no walls of numbers, and PyTorch can compute what should be there. (If program 0 is wrong
+# already, a grid of one program will do.) The next cell compares program 2. **Predict:** in which tile is the first
+# NaN?
 
 # %%
 def compare_trace(sequence):
