@@ -809,7 +809,7 @@ if on_gpu and not interpreting():
 #    multiprocessor has a program?
 # 4. After 100 tiles a new maximum comes, larger by 2. What happens to the running sum, and to the accumulator?
 
-# %% jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 here, gpu = machine(), "This machine" if on_gpu else "An H100"
 matrix_bytes, rate = 32 * 8192**2 * 2, ceilings().copy_bandwidth
 shared, multiprocessors = here.shared_memory_per_block_bytes or 227 * 1024, here.sm_count or 132

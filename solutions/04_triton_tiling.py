@@ -470,8 +470,9 @@ for sequence, error in enumerate((left_padded(*padded)[0] - true_output).abs().a
 #
 # **4. Take one program, and compare it step by step with its meaning.** The kernel has a `trace` for this: the program
 # with the number `traced` stores its running maximum and sum after each tile. Such a store works on a GPU as well as in
-# the interpreter, it prints no walls of numbers, and PyTorch can compute what should be there. The next cell does so
-# for program 2. **Predict:** in which tile is the first NaN?
+# the interpreter, it prints no walls of numbers, and PyTorch can compute what should be there. (If program 0 is wrong
+# already, a grid of one program will do.) The next cell compares program 2. **Predict:** in which tile is the first
+# NaN?
 
 # %%
 def compare_trace(sequence):
@@ -524,7 +525,7 @@ else:
 # In a compiled kernel `breakpoint()` is an error. There `tl.device_print("scores", scores)` prints, but from each of
 # the program's threads: on an H200, one number made 128 equal lines, and a tile of 8 numbers another 128. So store what
 # you want to see, as the trace does, or print it in the interpreter, where `device_print` shows each tile once. Take
-# all this out again before you time the kernel.
+# all this out again before you check or time the kernel.
 #
 # **6. Bisect what is left.** Now sequence 1. Its trace shows which half of the kernel is at fault.
 
@@ -540,9 +541,9 @@ compare_trace(1)
 watch(lambda *tensors: left_padded(*tensors)[0], *padded, program=1)
 
 # %% [markdown]
-# Program 1 reads values that lie between those of sequences 0 and 1: the value's load uses `key_stride`. On contiguous
-# tensors of one shape the two strides are equal, and the kernel is right. This is why a kernel is tested on views, and
-# why every tensor needs its own strides.
+# The program reads all 64 of its keys. Of its values it reads only 48. The other 16 rows that it reads lie before them,
+# in the unused end of sequence 0's buffer. So the values' load begins too early: it uses `key_stride`. On contiguous
+# tensors of one shape the two strides are equal, and the kernel is right. This is why you test a kernel on views.
 #
 # **Your turn.** Mend both lines in the kernel's cell and run it again, until all four errors are about 1e-7.
 #
@@ -1611,7 +1612,7 @@ decoder.attention = versions["tiled"]
 #    memory deliver in the time of these products? Is that enough for the step's 32 KB of keys and values?
 # 4. How many of its 64 × 64 tiles does a causal kernel visit at 8192 tokens?
 
-# %% jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 flops, distinct_bytes = 4 * 32 * 8192**2 * 128, 4 * 32 * 8192 * 128 * 2
 arithmetic, memory = flops / roof.matmul_rate[rate_name], distinct_bytes / roof.memory_bandwidth
 balance = roof.matmul_rate[rate_name] / roof.memory_bandwidth  # FLOPs in the time of one byte

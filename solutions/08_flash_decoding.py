@@ -1106,7 +1106,7 @@ draw_step_times(drawn, title)
 # 4. How many bytes of partial results does your answer to 2 make for 32 query heads, and how much is that beside the
 #    keys and values?
 
-# %% jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 slots, context_bytes = chip["slots"], 2 * 8 * 131072 * 128 * 2
 splits = max(1, slots // 8)
 partial_bytes = 2 * splits * 32 * (128 + 1) * 4  # written once and read once

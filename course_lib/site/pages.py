@@ -15,7 +15,9 @@ from course_lib.home import ROOT
 WIDGET = "application/vnd.jupyter.widget-view+json"
 # A widget that shows itself says this much where no kernel runs; what any other says there is its own repr.
 LIVE = "appears here while the notebook runs"
-SET_UP = {"source_hidden": True}  # the mark of the cell that finds or fetches the course, which a page does not do
+SET_UP = {
+    "source_hidden": True
+}  # the mark, without tags, of the cell that fetches the course, which a page does not do
 
 # The pages beside the chapters, in the order of the sidebar.
 READING_ON = ("docs/instructors.md", "docs/isolation.md", "docs/architecture.md", "CONTRIBUTING.md")
@@ -87,7 +89,7 @@ def page_of(chapter: Chapter) -> dict:
     cells: list[dict] = []
     waiting: tuple[str, dict] | None = None  # an exercise's number, and its answer, which stands below the check
     for cell in given["cells"]:
-        if cell["metadata"].get("jupyter") == SET_UP:
+        if cell["metadata"].get("jupyter") == SET_UP and "tags" not in cell["metadata"]:
             continue
         shown = _still(cell)
         if not cells and cell["cell_type"] == "markdown":

@@ -1,5 +1,4 @@
 """The committed notebooks are what their sources build: no edit made in them, none forgotten, no outputs left."""
-
 import nbformat
 import pytest
 

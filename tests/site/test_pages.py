@@ -75,6 +75,12 @@ def test_the_cell_that_fetches_the_course_is_left_out():
     assert [cell["source"] for cell in page_of(chapter(given, notebook()))["cells"]] == ["1"]
 
 
+def test_a_folded_cell_of_the_chapters_own_stays_and_is_folded_there_too():
+    folded = code("answers", jupyter={"source_hidden": True}, tags=["hide-input"])
+    (cell,) = page_of(chapter(notebook(folded), notebook()))["cells"]
+    assert cell["source"] == "answers" and cell["metadata"] == {"tags": ["hide-input"]}
+
+
 def test_no_folder_of_the_machine_is_on_a_page():
     warning = "/home/somebody/.venv/lib/python3.12/site-packages/triton/interpreter.py:7: RuntimeWarning: overflow"
     text = {"text/plain": f"kept in {ROOT}/build/site/home", "text/html": f"<code>{sys.prefix}/bin/python</code>"}

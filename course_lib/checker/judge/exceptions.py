@@ -138,6 +138,16 @@ def _called_exit(error: RaisedError, source: str) -> Said | None:
     return Said("error", f"The answer called exit(){_place(error)}. Return the result instead.", "called_exit")
 
 
+def _stopped_at_a_breakpoint(error: RaisedError, source: str) -> Said | None:
+    if error.type != "BdbQuit":
+        return None
+    return Said(
+        "error",
+        "`breakpoint()` waits for what somebody types, and a check runs your answer in a process of its own. Take it "
+        "out, or call the function itself in a cell.",
+    )
+
+
 def _out_of_memory(error: RaisedError, source: str) -> Said | None:
     if not error.out_of_memory:
         return None
@@ -225,6 +235,7 @@ _READINGS: tuple[Callable[[RaisedError, str], Said | None], ...] = (
     _unusable,
     _undefined,
     _called_exit,
+    _stopped_at_a_breakpoint,
     _out_of_memory,
     _imports_the_course,
     _syntax_error,

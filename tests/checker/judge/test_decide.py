@@ -344,6 +344,7 @@ def test_a_triton_exercise_without_its_hardware_is_unsupported():
         ("@triton.jit\n", "", "@triton.jit"),
         ("kernel[(triton.cdiv(x.numel(), 512),)](", "kernel(", "launched with a grid"),
         ("triton.cdiv(x.numel(), 512)", "x.numel() / 512 + 1", "whole number"),
+        ("    mask = i < length", "    breakpoint()\n    mask = i < length", "`breakpoint()` waits"),
         (
             "tl.load(x + i * x_stride",
             "tl.load(x_pointer + i * x_stride",
