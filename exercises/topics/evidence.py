@@ -30,23 +30,13 @@ COMPUTED_IN_16_BITS = (
     "16 bits, by a cast that does not ask for the tensors' own dtype? Or is a constant written with few digits?"
 )
 
-
-def in_cases_of(words: str):
-    """A `when` for every failing case: its name has these words, and no access outside a tensor explains it."""
-
-    def when(case, seen, got):
-        return words in case.name and not seen.out_of_bounds
-
-    return when
-
-
 FAR_END = "more than a grid or a tile of fixed size has"
 FIXED_SIZE = Mistake(
     "fixed_size",
     "Only the largest numbers are wrong, far beyond those of the other cases: of rows, heads, sequences or columns. Is "
     "the grid or a tile a fixed number? Compute it from the sizes, as in (triton.cdiv(rows, ROWS),), or let each "
     "program go on in a loop until nothing is left.",
-    when=in_cases_of(FAR_END),
+    when=lambda case, seen, got: FAR_END in case.name and not seen.out_of_bounds,
     every=True,
     first=True,
 )
