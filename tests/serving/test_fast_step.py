@@ -9,7 +9,7 @@ from torch import nn
 
 from course_lib.hardware.device import interpreting
 from course_lib.hardware.graphs import captured_on_cpu
-from course_lib.kernels.fused.rope_parts import turned_reference
+from course_lib.kernels.fused.rope_parts import turned_halves
 from course_lib.kernels.products import dispatch
 from course_lib.kernels.sampling.reference import sample_reference
 from course_lib.models.glue import FUSED, TORCH
@@ -85,7 +85,7 @@ def in_pytorch(monkeypatch):
     def rope_append(qkv, cosine, sine, keys, values, positions, slots, validate):
         key_heads = keys.shape[1]
         heads = qkv.unflatten(-1, (-1, keys.shape[3])).transpose(0, 1)  # [heads, tokens, head_dim]
-        turned = turned_reference(heads[:-key_heads], cosine[positions], sine[positions]).transpose(0, 1)
+        turned = turned_halves(heads[:-key_heads], cosine[positions], sine[positions]).transpose(0, 1)
         places = slots // PAGE_SIZE, slice(None), slots % PAGE_SIZE  # -1 is the last place of a page that nobody has
         keys[places], values[places] = turned[:, -key_heads:], heads[-key_heads:].transpose(0, 1)
         return turned[:, :-key_heads]

@@ -139,7 +139,7 @@ def brief(outcome: Outcome) -> str:
     else:
         text = f"{bad:,} of {total:,} elements{where} {'is' if bad == 1 else 'are'} wrong"
     notes = [follows(leaf)]
-    if outcome.seen.unwritten and added_to_what_was_there(outcome):
+    if outcome.seen.unwritten > 1 and added_to_what_was_there(outcome):  # one element is as large as a counter
         notes = ["added to memory that nobody had set", place(leaf.wrong)]
     elif outcome.seen.unwritten >= bad:
         notes = ["never written" if total > 1 else "it was never written", place(leaf.wrong)]

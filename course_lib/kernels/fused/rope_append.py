@@ -27,7 +27,7 @@ from course_lib.kernels.fused.rope_parts import (
     check_angles,
     check_packed,
     turn_and_store,
-    turned_reference,
+    turned_halves,
 )
 
 SIZES = ("tokens", "query_heads", "key_heads", "rows")
@@ -42,7 +42,7 @@ def rope_append_reference(qkv, cosine, sine, key_cache, value_cache, positions):
     turned = torch.empty_like(heads)
     for sequence, position in enumerate(positions.tolist()):
         places = slice(position, position + tokens)
-        turned[sequence] = turned_reference(wide[sequence], cosine[places], sine[places]).to(qkv.dtype)
+        turned[sequence] = turned_halves(wide[sequence], cosine[places], sine[places]).to(qkv.dtype)
         key_cache[sequence, :, places] = turned[sequence, -2 * key_heads : -key_heads]
         value_cache[sequence, :, places] = heads[sequence, -key_heads:]
     return turned[:, : -2 * key_heads].contiguous()

@@ -31,7 +31,7 @@ from course_lib.kernels.fused.rope_parts import (
     check_angles,
     check_packed,
     turn_and_store,
-    turned_reference,
+    turned_halves,
 )
 
 
@@ -48,7 +48,7 @@ def rope_append_to_pages_reference(
         gain = torch.cat([query_gain.expand(query_heads, -1), key_gain.expand(key_heads, -1)]).to(turned.dtype)
         turned = turned * torch.rsqrt(turned.square().mean(dim=-1, keepdim=True) + epsilon) * gain
     angles = cosine[positions.long()], sine[positions.long()]  # [tokens, head_dim / 2]
-    turned = turned_reference(turned.transpose(0, 1), *angles).transpose(0, 1).to(qkv.dtype)
+    turned = turned_halves(turned.transpose(0, 1), *angles).transpose(0, 1).to(qkv.dtype)
     for token, slot in enumerate(slots.tolist()):
         if slot >= 0:
             key_pages[slot // page_size, :, slot % page_size] = turned[token, -key_heads:]

@@ -10,7 +10,7 @@ from course_lib.kernels.fused.add_rms_norm import inverse_of_rms
 ROWS_PER_PROGRAM = 16  # heads: 4 KB of head dimension 128 in 16 bits
 
 
-def turned_reference(heads, cosine, sine):
+def turned_halves(heads, cosine, sine):
     """The plain PyTorch meaning of a turn: heads [..., tokens, head_dim] by angles [tokens, head_dim / 2]."""
     first, second = heads.chunk(2, dim=-1)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
