@@ -73,7 +73,7 @@ class Model:
             that no one writes. None where it has nothing to say of a case. It says with `reaches_outside` that such an
             answer reaches outside a tensor: its slips are then named only where the judge saw such an access, and
             others only where it saw none.
-        slips: the most basic first: of two that explain an answer, the first is told first.
+        slips: the most basic first: of two in one answer, the first is told first.
         styles: sets of further names that right answers differ by and slips show through, such as how a sum of zero is
             guarded. They are tried with every set of slips, in turn, and never told.
         entry: the function of the exercise that it is a model of; the first one by default.
