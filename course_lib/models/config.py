@@ -182,9 +182,5 @@ PRESETS = {
     "Llama-3-70B": ModelConfig(128_256, 80, 8192, 64, 8, 128, 28_672, 8192, rotary_base=500_000.0),
     "Llama-3.1-405B": ModelConfig(128_256, 126, 16_384, 128, 8, 128, 53_248, 131_072, rotary_base=500_000.0),
     "Llama-3.2-1B": ModelConfig(128_256, 16, 2048, 32, 8, 64, 8192, 131_072, rotary_base=500_000.0, tied=True),
-    "Qwen3-0.6B": ModelConfig(
-        151_936, 28, 1024, 16, 8, 128, 3072, 40_960, rotary_base=1e6, norm_epsilon=1e-6, tied=True, normed_heads=True
-    ),
-    "SmolLM2-135M": ModelConfig(49_152, 30, 576, 9, 3, 64, 1536, 8192, rotary_base=100_000.0, tied=True),
     "Mistral-7B v0.3": ModelConfig(32_768, 32, 4096, 32, 8, 128, 14_336, 32_768, rotary_base=1e6),
 }

@@ -113,7 +113,11 @@ def own_cells(text: str) -> list[str]:
     JupyterLab's validators, and the first check of a notebook would wait for it.
     """
     _, *parts = re.split(r"^# %%(.*)\n", text, flags=re.MULTILINE)
-    return [source.strip("\n") for mark, source in zip(parts[::2], parts[1::2], strict=True) if "[" not in mark]
+    return [
+        source.strip("\n")
+        for mark, source in zip(parts[::2], parts[1::2], strict=True)
+        if not mark.lstrip().startswith("[")
+    ]
 
 
 def exercise_cells(path: Path) -> dict[str, str]:
