@@ -224,7 +224,7 @@ class Engine:
     def _next(self, job: Job, token: int) -> Event:
         """Take a chosen token into a job's text."""
         if token == NO_TOKEN:
-            return self._end(job, "error", "the model's logits are NaN: there is no likeliest token.")
+            return self._end(job, "error", "the model's logits hold NaN or infinity: no token can be chosen.")
         stream = self._streams[job.number]
         job.tokens.append(token)
         self.metrics.wrote(job)

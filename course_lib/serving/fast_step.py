@@ -149,7 +149,7 @@ class FastSteps:
         return self._newest
 
     def prepare(self) -> None:
-        """Capture all that is not yet: about a tenth of a second each, and longer where kernels have to be compiled."""
+        """Capture all that is not yet, which takes seconds where kernels have to be compiled."""
         for rows, columns in itertools.product(self.batches, self.columns):
             self._step(rows, columns)
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 from course_lib.serving.requests import Job
 
+MOST_KEPT = 10_000  # requests, the newest: a server runs for months
+
 
 @dataclasses.dataclass
 class Times:
@@ -48,7 +50,7 @@ class Times:
 
 
 class Metrics:
-    """The times of all requests of an engine.
+    """The times of an engine's requests: of the newest MOST_KEPT, and of all that have not ended.
 
     Args:
         clock: seconds from any beginning.
@@ -73,14 +75,16 @@ class Metrics:
     def ended(self, job: Job, how: str) -> None:
         """It is over."""
         self.times[job.number].ended, self.times[job.number].preempted = how, job.preempted
+        while len(self.times) > MOST_KEPT and (oldest := next(iter(self.times.items())))[1].ended is not None:
+            del self.times[oldest[0]]
 
     def report(self) -> dict[str, float]:
-        """Over all requests that have ended; times in seconds, rates per second of the time that they took together.
+        """Over all requests here that have ended; times in seconds, rates per second of the time that they took together.
 
         Keys: "requests", "tokens", "seconds", "tokens a second", "goodput", "preempted", and "to first p50", "to first
         p99", "per token p50", "per token p99", NaN where there are none.
         """
-        over = [times for times in self.times.values() if times.ended is not None]
+        over = [times for times in list(self.times.values()) if times.ended is not None]
         seconds = max((t.newest for t in over), default=0.0) - min((t.came for t in over), default=0.0)
         rate = 1 / seconds if seconds > 0 else math.nan
         told = {

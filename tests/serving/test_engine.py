@@ -307,3 +307,11 @@ def test_the_report_says_how_long_requests_took():
     assert told["requests"] == 2 and told["tokens"] == 6 and told["seconds"] == 7
     assert told["to first p50"] == 2 and told["per token p99"] == 2
     assert told["goodput"] == pytest.approx(1 / 7), "the second request was late"
+
+
+def test_a_server_that_runs_for_months_keeps_the_newest_times(monkeypatch):
+    monkeypatch.setattr("course_lib.serving.metrics.MOST_KEPT", 3)
+    engine = new_engine()
+    numbers = [engine.submit(Request([n, n], 1)) for n in range(5)]
+    run(engine)
+    assert list(engine.metrics.times) == numbers[2:] and engine.metrics.report()["requests"] == 3

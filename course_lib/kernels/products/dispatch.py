@@ -1,8 +1,8 @@
 """A product with a weight by whichever is faster: cuBLAS, or the course's kernel for few rows.
 
     rows       taken         measured on an H200, bf16, Llama-3.2-1B's shapes
-    to 16      few rows      as fast on large weights, faster on small ones ([2048, 8192]: 15.3 µs against 16.5); a gate
-                             behind it costs nothing, and its weights come while the kernel before still runs
+    to 16      few rows      as fast on large weights, faster on small ones ([2048, 8192]: 15.3 µs against 16.5); it has
+                             the gate in it, and its weights come while the kernel before still runs
     17 to 64   few rows for weights of MANY rows (the logits), cuBLAS for the others
     more       cuBLAS
 

@@ -189,8 +189,15 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def write_folder(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype) -> None:
-    """Write a checkpoint as such a folder; its configuration comes last, so a folder without one is unfinished."""
+    """Write a checkpoint as such a folder; its configuration comes last, so a folder without one is unfinished.
+
+    Raises a ValueError for stretched rotary positions: which rule made their divisors is not known any more.
+    """
     config, tokenizer = checkpoint.config, checkpoint.tokenizer
+    if config.rotary_divisors is not None:
+        raise ValueError(
+            f"{checkpoint.source} has stretched rotary positions, which cannot be written. Keep its files."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name_of(own): read().to(dtype).contiguous() for own, read in checkpoint.weights.items()},
               folder / "model.safetensors", metadata={"format": "pt"})  # fmt: skip
