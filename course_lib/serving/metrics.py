@@ -79,7 +79,7 @@ class Metrics:
             del self.times[oldest[0]]
 
     def report(self) -> dict[str, float]:
-        """Over all requests here that have ended; times in seconds, rates per second of the time that they took together.
+        """Over all requests that have ended and are here; seconds, and rates over the time that they took together.
 
         Keys: "requests", "tokens", "seconds", "tokens a second", "goodput", "preempted", and "to first p50", "to first
         p99", "per token p50", "per token p99", NaN where there are none.

@@ -132,6 +132,21 @@ def test_a_notebook_runs_to_its_end_in_a_browser(lab, browser, notebook, request
         page.close()
 
 
+def run_of(lab, browser, name, code):
+    """The page of a notebook with this one cell, which has run."""
+    notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
+    setup = next(cell for cell in notebook.cells if cell.cell_type == "code")  # finds the course
+    notebook.cells = [setup, nbformat.v4.new_code_cell(code.strip())]
+    nbformat.write(notebook, COPIES / f"{name}.ipynb")
+    page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+    page.set_default_timeout(RUNS_WITHIN * 1000)
+    page.goto(f"{lab}/lab/tree/{name}.ipynb?token=t&reset")
+    page.wait_for_function(READY, timeout=STARTS_WITHIN * 1000)
+    page.evaluate(UNFOLD)
+    page.evaluate(RUN_ALL)
+    return page
+
+
 WATCHED = """
 from course_lib import default_device, watch
 import torch
@@ -158,17 +173,8 @@ watch(double, torch.rand(100, device=default_device()), program=0)
 
 @pytest.mark.timeout(STARTS_WITHIN + RUNS_WITHIN + 120)
 def test_a_slider_of_watch_moves_its_picture(lab, browser, request):
-    notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
-    setup = next(cell for cell in notebook.cells if cell.cell_type == "code")  # finds the course
-    notebook.cells = [setup, nbformat.v4.new_code_cell(WATCHED.strip())]
-    nbformat.write(notebook, COPIES / "watched.ipynb")
-    page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
-    page.set_default_timeout(STARTS_WITHIN * 1000)
+    page = run_of(lab, browser, "watched", WATCHED)
     try:
-        page.goto(f"{lab}/lab/tree/watched.ipynb?token=t&reset")
-        page.wait_for_function(READY, timeout=STARTS_WITHIN * 1000)
-        page.evaluate(UNFOLD)
-        page.evaluate(RUN_ALL)
         image = page.locator("img.widget-image")
         image.wait_for()
         assert page.locator("[class^=watched-]").is_hidden(), "the still picture is for where no slider is"
@@ -196,17 +202,8 @@ chat_box(Conversation(new_engine(*load())))
 
 @pytest.mark.timeout(STARTS_WITHIN + RUNS_WITHIN + 120)
 def test_a_question_is_answered_in_a_box(lab, browser, request):
-    notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
-    setup = next(cell for cell in notebook.cells if cell.cell_type == "code")  # finds the course
-    notebook.cells = [setup, nbformat.v4.new_code_cell(CHAT.strip())]
-    nbformat.write(notebook, COPIES / "chat.ipynb")
-    page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
-    page.set_default_timeout(RUNS_WITHIN * 1000)
+    page = run_of(lab, browser, "chat", CHAT)
     try:
-        page.goto(f"{lab}/lab/tree/chat.ipynb?token=t&reset")
-        page.wait_for_function(READY, timeout=STARTS_WITHIN * 1000)
-        page.evaluate(UNFOLD)
-        page.evaluate(RUN_ALL)
         line = page.get_by_placeholder("Ask something")
         questions = "What is the capital of France?", "Write <b>two</b> lines about the sea."
         for number, question in enumerate(questions, 1):

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers
 
-from course_lib.models.loading.folder import config_of, read_folder
+from course_lib.models.loading.folder import config_of, read_folder, write_folder
 from course_lib.models.loading.pretrained import load
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -154,3 +154,18 @@ def test_a_head_need_not_be_a_share_of_the_width(tmp_path):
     write(tmp_path)
     config = read_folder(tmp_path).config
     assert config.query_heads * config.head_dim == 64 != config.width
+
+
+def test_what_is_written_is_read_again_and_a_stretch_is_refused(tmp_path):
+    """Without its stretch a model would be right in short texts alone, and nothing would say so."""
+    for name in "ac":
+        (tmp_path / name).mkdir()
+    write(tmp_path / "a", "Qwen3, its heads normalised")
+    write_folder(first := read_folder(tmp_path / "a"), tmp_path / "b", torch.float32)
+    again = read_folder(tmp_path / "b")
+    assert again.config == first.config
+    assert all(torch.equal(read(), again.weights[name]()) for name, read in first.weights.items())
+    write(tmp_path / "c", "Llama, stretched evenly")
+    with pytest.raises(ValueError, match="stretched rotary positions"):
+        write_folder(read_folder(tmp_path / "c"), tmp_path / "d", torch.float32)
+    assert not (tmp_path / "d").exists()
