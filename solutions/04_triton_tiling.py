@@ -512,8 +512,11 @@ else:
                 print(f"{error.__cause__}, in the line\n    {frame.line}")
 
 # %% [markdown]
-# **5. Look into it.** Without a GPU a kernel is ordinary Python, so you may write `print(scores)` into it, or
-# `breakpoint()`. Then `p scores` shows the tile, `n` runs the next line, `c` goes on to the next stop, and `q` ends it.
+# No line means that no NaN is made. One that a later `tl.where` takes out again is reported as well.
+#
+# **5. Look into it.** Without a GPU a kernel is ordinary Python, so you may write `print(scores)` into it, or stop in
+# it: by `breakpoint()` in a file, and by `import pdb; pdb.set_trace()` in a notebook, where `breakpoint()` does
+# nothing. Then `p scores` shows the tile, `n` runs the next line, `c` goes on to the next stop, and `q` ends it.
 # `if sequence == 2:` before it stops in one program alone. If you have a GPU, put the kernel and its launch into a file
 # and start it with `TRITON_INTERPRET=1 python file.py`: small inputs, on the CPU.
 #
@@ -542,12 +545,13 @@ watch(lambda *tensors: left_padded(*tensors)[0], *padded, program=1)
 
 # %% [markdown]
 # The program reads all 64 of its keys. Of its values it reads only 48. The other 16 rows that it reads lie before them,
-# in the unused end of sequence 0's buffer. So the values' load begins too early: it uses `key_stride`. On contiguous
-# tensors of one shape the two strides are equal, and the kernel is right. This is why you test a kernel on views.
+# in the unused end of sequence 0's buffer. So the values' load begins too early, at 1024 instead of 1280: it uses
+# `key_stride`. On contiguous tensors of one shape the two strides are equal, and the kernel is right. This is why you
+# test a kernel on views.
 #
-# **Your turn.** Mend both lines in the kernel's cell and run it again, until all four errors are about 1e-7.
+# **Your turn.** Mend both mistakes in the kernel's cell and run it again, until all four errors are about 1e-7.
 #
-# <details><summary>The two lines</summary>
+# <details><summary>What to write</summary>
 #
 # `value_tile = tl.load(value_pointer + sequence * value_stride + tile)`. And before the weights,
 # `reference_max = tl.where(new_max == float("-inf"), 0.0, new_max)`, which both exponentials subtract in place of
@@ -562,7 +566,7 @@ watch(lambda *tensors: left_padded(*tensors)[0], *padded, program=1)
 # | lengths that are multiples of the tile are right | a mask, or the number of programs | `watch` with an odd length |
 # | NaN | the three sources above | the trace, or NumPy's error |
 # | it differs from run to run, or is wrong only on a GPU | a race | `watch` |
-# | it fails for large tensors only | an offset beyond 2³¹ | `.to(tl.int64)` |
+# | it fails for large tensors only | an offset beyond 2³¹ | a tensor of over 2³¹ elements; `.to(tl.int64)` mends it |
 # | "illegal memory access" | a load or store outside of a tensor | `watch`, compute-sanitizer |
 # | it is right and slow | | `metered` for the bytes, `profile` (chapter 15) for the rest |
 #
@@ -592,7 +596,8 @@ def count_positive(x):
 
 numbers = torch.randn(64 * 64, device=device)
 print(f"counted {count_positive(numbers).item():,} of {(numbers > 0).sum().item():,}")
-print("\n".join(str(watch(count_positive, numbers[:256])).splitlines()[:2]))
+seen = str(watch(count_positive, numbers[:256])).splitlines()
+print("\n".join(line for line in seen if "race" in line) or "no race")
 
 # %% [markdown]
 # **Its tensors are small.** `tl.program_id` and `tl.arange` have 32 bits. Row 40,000 of a matrix with 65,536 columns
@@ -600,10 +605,11 @@ print("\n".join(str(watch(count_positive, numbers[:256])).splitlines()[:2]))
 # the tensor. No small test shows it. Cast the number of the program, head or page to `tl.int64` before you multiply it
 # by a stride, as 4.3 does.
 #
-# **It forgives loads outside of a tensor.** They reach whatever lies there. Most of them do no visible harm on a GPU
-# either, because PyTorch hands out pieces of a few large blocks of memory. Only an address outside of all blocks is an
-# "illegal memory access". You are told late, by whatever you call next, and the process cannot use the GPU any more.
-# With `CUDA_LAUNCH_BLOCKING=1` the launch itself raises the error. The quiet ones are found by NVIDIA's
+# **It forgives loads outside of a tensor.** They reach whatever lies there; only one that goes very far ends the
+# process, without a message. Most of them do no visible harm on a GPU either, because PyTorch hands out pieces of a few
+# large blocks of memory. Only an address outside of all blocks is an "illegal memory access". You are told late, by
+# whatever you call next, and the process cannot use the GPU any more. With `CUDA_LAUNCH_BLOCKING=1` the launch itself
+# raises the error. The quiet ones are found by NVIDIA's
 # *compute-sanitizer*, which comes with the CUDA toolkit, if every tensor has a block of its own:
 #
 #     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python file.py
@@ -1603,13 +1609,15 @@ decoder.attention = versions["tiled"]
 # %% [markdown]
 # ## Check yourself
 #
-# Answer these on paper, with the numbers of your own machine. Then run the next cell and open the answers.
+# Answer these on paper, with the numbers of your own machine: `roof.matmul_rate` and `roof.memory_bandwidth`. Then run
+# the next cell and open the answers.
 #
 # 1. How long must attention take at least here, for the question's layer: 32 heads, 8192 tokens, dimension 128? Is it
 #    arithmetic or memory that sets this time?
 # 2. From which length on is it arithmetic?
-# 3. A step of a program multiplies 64 queries with 64 keys, and the weights with 64 values. How many bytes does your
-#    memory deliver in the time of these products? Is that enough for the step's 32 KB of keys and values?
+# 3. A step of a program multiplies 64 queries with 64 keys, and the weights with 64 values, all of dimension 128. How
+#    many bytes does your memory deliver in the time of these products? Is that enough for the step's 32 KiB of keys and
+#    values?
 # 4. How many of its 64 × 64 tiles does a causal kernel visit at 8192 tokens?
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
