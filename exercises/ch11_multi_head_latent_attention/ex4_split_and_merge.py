@@ -27,9 +27,8 @@ from exercises.ch11_multi_head_latent_attention import parts
 from exercises.ch11_multi_head_latent_attention.ex3_decode_kernel import WORK
 from exercises.ch11_multi_head_latent_attention.parts import INF, ROWS, over_rows
 from exercises.topics.decode_slips import AVERAGED, EMPTY_MERGE, EMPTY_SPLIT
-from exercises.topics.evidence import FAR_END, FIXED_SIZE, NAN_FROM_THE_START, all_nan
+from exercises.topics.evidence import FAR_END, FIXED_SIZE, NAN_FROM_THE_START, all_nan, in_cases_of
 from exercises.topics.heads_of_a_tile import OUTSIDE, AtMost64Heads, costs
-from exercises.topics.named_cases import in_cases_of
 from exercises.topics.splits_in_a_run import SEEN_OF_SPLITS, SplitsUsed
 
 

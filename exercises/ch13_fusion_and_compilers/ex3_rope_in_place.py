@@ -7,9 +7,8 @@ import torch
 from course_lib.checker import TRITON, Case, Exercise, InOut, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import CONTIGUOUS, beyond_32_bits, gaps
-from exercises.topics.evidence import FAR_END, FIXED_SIZE
+from exercises.topics.evidence import FAR_END, FIXED_SIZE, in_cases_of
 from exercises.topics.kernel_requirements import in_one_kernel
-from exercises.topics.named_cases import in_cases_of
 from exercises.topics.pointers import load, put
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib.checker.judge.evaluate import call, float64, is_large
 from course_lib.checker.specification.case import Case
@@ -118,6 +119,24 @@ def _one_by_one(case: Case, convert: Callable) -> list[Callable]:
     ]
 
 
+class _ProductsOfCut(TorchDispatchMode):
+    """PyTorch's products as tensor cores take them: of operands that are cut, those a function made on its way too."""
+
+    FACTORS = {
+        torch.ops.aten.mm: (0, 1),
+        torch.ops.aten.bmm: (0, 1),
+        torch.ops.aten.mv: (0, 1),
+        torch.ops.aten.dot: (0, 1),
+        torch.ops.aten.addmm: (1, 2),
+        torch.ops.aten.baddbmm: (1, 2),
+    }
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        factors = self.FACTORS.get(function.overloadpacket, ())
+        args = [_TF32[0](value) if place in factors else value for place, value in enumerate(args)]
+        return function(*args, **(kwargs or {}))
+
+
 def truth(exercise: Exercise, case: Case, tf32: bool) -> Truth:
     """Run the oracle in float64, and plainly in the case's dtype."""
     oracle = exercise.oracle_for(case)
@@ -125,6 +144,8 @@ def truth(exercise: Exercise, case: Case, tf32: bool) -> Truth:
     plains = [like, *(call(plain, case, torch.clone) for plain in exercise.plain_for(case))]
     if tf32:
         plains += [call(oracle, case, cut) for cut in (*_TF32, *_one_by_one(case, _TF32[1]))]
+        with _ProductsOfCut():
+            plains.append(call(oracle, case, torch.clone))
     plains += shaken(oracle, case, SHAKES, seed=0)
     return Truth(call(oracle, case, float64), like, plains, case.in_place)
 

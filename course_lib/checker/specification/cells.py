@@ -120,11 +120,6 @@ def own_cells(text: str) -> list[str]:
     ]
 
 
-def exercise_cells(path: Path) -> dict[str, str]:
-    """Exercise id to source, in the file's order; of two cells with one id the later counts."""
-    return by_exercise(read_cells(path))
-
-
 def by_exercise(sources: Sequence[str]) -> dict[str, str]:
     """Exercise id to source, the id as it is now; of two cells with one id the later counts."""
     found = {}

@@ -51,15 +51,8 @@ def wrong_cases(task, seed: int, tf32: bool) -> list[str]:
     return wrong
 
 
-OPEN = pytest.mark.xfail(
-    reason="12.5, seed 1, one key: values of sixteen levels all cut one way err by 5.5e-4, and less is allowed"
-)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there the GPU itself cuts: see the answers of tests/submissions")
-@pytest.mark.parametrize(
-    "task", [pytest.param(task, id=task.id, marks=OPEN if task.id == "12.5" else ()) for task in TASKS]
-)
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
 def test_products_of_operands_cut_to_tf32_are_right_where_a_gpu_may_cut_them_and_nowhere_else(task):
     for seed in (1, 2):
         assert wrong_cases(task, seed, tf32=True) == []
