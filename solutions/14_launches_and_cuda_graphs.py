@@ -731,7 +731,7 @@ if on_gpu:
     from course_lib.hardware.device import supports_bfloat16
     from course_lib.hardware.graphs import captured
     from course_lib.hardware.timing import measure_together
-    from course_lib.kernels.layer.launched import dependent_launches
+    from course_lib.kernels.common.dependent import dependent_launches
     from course_lib.models.config import ModelConfig
     from course_lib.models.decoder import Decoder
     from course_lib.serving.single import FORMS, SingleDecoder

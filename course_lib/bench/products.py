@@ -33,8 +33,8 @@ from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure_together
 from course_lib.hardware.units import format_bandwidth
 from course_lib.home import course_home
+from course_lib.kernels.common.dependent import dependent_launches
 from course_lib.kernels.common.machine import architecture_of
-from course_lib.kernels.layer.launched import dependent_launches
 from course_lib.kernels.products.few_rows import few_rows_product, few_rows_product_reference
 from course_lib.kernels.products.tiles import FewRowsTiles, few_rows_tiles
 from course_lib.kernels.products.workspace import few_rows_workspace

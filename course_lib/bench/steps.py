@@ -32,8 +32,8 @@ from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import captured, compiled
 from course_lib.home import course_home
 from course_lib.kernels.attention.operator import attention
+from course_lib.kernels.common.dependent import dependent_launches
 from course_lib.kernels.decode.append import append_to_pages
-from course_lib.kernels.layer.launched import dependent_launches
 from course_lib.kernels.paged.attention import paged_decode_attention
 from course_lib.models.config import PRESETS, ModelConfig
 from course_lib.models.decoder import Decoder

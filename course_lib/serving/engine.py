@@ -8,8 +8,9 @@
 
 A step runs the tokens that the scheduler chose, one for each text that is being written and pieces of prompts beside
 them, and chooses the next token of each text that has run to its end. Prompts that begin alike are computed once. An
-error of one request ends that request: where a step fails, its parts run again one by one. On a GPU a step in which
-everybody writes is one of `FastSteps`: captured, and on its way before the tokens of the one before it are read.
+error of one request ends that request: where a step fails, its parts run again one by one. On a GPU all steps run over
+packed weights, and one in which everybody writes is one of `FastSteps`: captured, and on its way before the tokens of
+the one before it are read.
 """
 
 from __future__ import annotations
@@ -71,12 +72,12 @@ class Engine:
         budget: tokens of a step.
         most_running, most_waiting: requests that run at a time, and that may wait.
         kernels: the course's kernels, or PyTorch's operations; the kernels on a GPU alone when None.
-        fast: whether steps in which everybody writes are `FastSteps`; on a GPU with kernels alone when None.
+        fast: whether steps are those of `FastSteps`; on a GPU with kernels alone when None.
         capture: makes of a function one that replays it, for those steps.
         clock: seconds, for the times that `metrics` has.
 
     Attributes:
-        fast: the steps in which everybody writes, where there are such.
+        fast: the steps over packed weights, where there are such.
         scheduler: who runs and who waits.
         metrics: how long requests took.
     """
@@ -192,8 +193,6 @@ class Engine:
             return dict(zip(asking, self.fast(
                 runs, [job.tokens[-1] for job in asking], samplings, None if ahead is None else self._runs(ahead)
             )))  # fmt: skip
-        if self.fast is not None:
-            self.fast.forget()
         logits = self._logits(parts, runs)
         return dict(zip(asking, self._chosen(logits, asking, samplings))) if asking else {}
 
@@ -206,6 +205,8 @@ class Engine:
         tokens = [token for part in parts for token in part.job.tokens[part.begin : part.begin + part.count]]
         ends = torch.tensor([part.count for part in parts]).cumsum(0) - 1
         wanted = ends[torch.tensor([part.asks for part in parts])].to(self.model.device)
+        if self.fast is not None:
+            return self.fast.plainly(torch.tensor(tokens, device=self.model.device), self.cache, wanted)
         with torch.inference_mode():
             hidden = self.model.hidden(torch.tensor([tokens], device=self.model.device), self.cache)[0, wanted]
             head = self.model.embedding if self.model.logits is None else self.model.logits

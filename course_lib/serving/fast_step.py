@@ -3,20 +3,10 @@
     steps = FastSteps(model, cache)                 # cache: RaggedPages
     tokens = steps(runs, newest_tokens, samplings)  # the next one of each sequence
 
-    of a layer                                                          launches
-    the addition before, RMSNorm                                        1
-    Q, K and V, one product                                             1
-    QK-norm, rotation, append                                           1
-    paged attention                                                     1
-    output, one product                                                 1
-    addition, RMSNorm                                                   1
-    silu(gate) · up, one product                                        1, or 2 where cuBLAS is faster
-    down, one product                                                   1
-
-As the decoder's operations these are 20 and more. What remains to the host is to write the step's numbers into a block
-of pinned memory, to send it, and to replay a graph. There is a graph for each pair of sizes, batch and columns of the
-page tables, and a step runs in the smallest that holds it. Rows behind the batch have the length 0 and the slot -1:
-they read no key and store nowhere.
+A step is that of a `PackedDecoder`, captured. What remains to the host is to write the step's numbers into a block of
+pinned memory, to send it, and to replay a graph. There is a graph for each pair of sizes, batch and columns of the page
+tables, and a step runs in the smallest that holds it. Rows behind the batch have the length 0 and the slot -1: they
+read no key and store nowhere.
 
 The host is a step ahead where it may be. Once a step is launched, the next one follows it at once, with tokens that
 have not left the GPU, as if every text went on. While it runs, the host reads the tokens of the one before, writes text
@@ -27,42 +17,23 @@ they have left behind lies behind the ends of the sequences' texts.
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from course_lib.hardware.graphs import captured
 from course_lib.hardware.staging import StagedFields
 from course_lib.kernels.decode.tiles import decode_plan
 from course_lib.kernels.decode.workspace import decode_workspace
-from course_lib.kernels.fused.rope_append_pages import rope_append_to_pages
 from course_lib.kernels.paged.attention import paged_decode_attention
-from course_lib.kernels.products.dispatch import product
-from course_lib.kernels.products.tiles import MOST_ROWS
-from course_lib.kernels.products.workspace import few_rows_workspace
 from course_lib.kernels.sampling.choose import sample
-from course_lib.models.decoder import Decoder, added
-from course_lib.models.layers import RMSNorm, rotary_angles
+from course_lib.models.decoder import Decoder
 from course_lib.serving.caches.ragged import RaggedPages, Run
 from course_lib.serving.captured import KeptMemory
+from course_lib.serving.packed import PackedDecoder
 from course_lib.serving.requests import Sampling
 
 OPTIONS = {"temperature": torch.float32, "top_k": torch.int32, "top_p": torch.float32, "min_p": torch.float32}
 FEWEST_COLUMNS, GROWTH = 128, 4
-
-
-class PackedLayer(NamedTuple):
-    """A layer's weights, as few matrices as there are products."""
-
-    attention_norm: RMSNorm
-    project: torch.Tensor  # [(query_heads + 2 · key_heads) · head_dim, width]
-    head_norms: dict  # of queries and keys, as `rope_append_to_pages` takes it; empty without
-    output: torch.Tensor  # [width, query_heads · head_dim]
-    feed_norm: RMSNorm
-    feed: torch.Tensor  # [2 · hidden, width], the gate's rows and then those of up
-    down: torch.Tensor  # [width, hidden]
 
 
 class FastSteps:
@@ -70,7 +41,7 @@ class FastSteps:
 
     Args:
         model: its matrices for Q, K and V become views of one, and so do gate and up; no memory is taken for copies.
-            Its glue is used. New contents in the same memory count; a weight that moves is refused afterwards.
+            New contents in the same memory count; a weight that moves is refused afterwards.
         cache: where the sequences' tokens are; the model has run all but the newest of each.
         batches: sizes of graphs, in sequences.
         columns: sizes of graphs, in pages of the longest sequence; some up to the longest that fits when None.
@@ -103,9 +74,9 @@ class FastSteps:
         self._newest: list[int] = []  # of the step before it, and where they lie
         self._chosen = torch.zeros(0, dtype=torch.int64, device=model.device)
         self.batches, self.columns = sorted(set(batches)), sorted(set(columns))
-        weights = PackedDecoder(model, cache, self.batches[-1], longest * cache.page_size)
+        self._weights = PackedDecoder(model, *cache.memory, self.batches[-1], longest * cache.page_size)
         self._memory = KeptMemory(model, cache)
-        self._make = functools.partial(FastStep, weights, capture)
+        self._make = functools.partial(FastStep, self._weights, cache.page_size, capture)
         self._steps: dict[tuple[int, int], FastStep] = {}
         self._step(1, 1)
 
@@ -157,6 +128,18 @@ class FastSteps:
         """What was expected does not come."""
         self._flight = None
 
+    def plainly(self, tokens: torch.Tensor, cache: RaggedPages, wanted: torch.Tensor) -> torch.Tensor:
+        """Logits [wanted, vocabulary] behind some of the tokens of a step that is not captured.
+
+        tokens: int64 [tokens], of the runs that the cache has taken. wanted: integers, which of them. Raises a
+        RuntimeError as a step does.
+        """
+        self.forget()
+        self._memory.check()
+        with torch.inference_mode():
+            hidden = self._weights.hidden(tokens, cache.places, cache.slots, cache.attend_rows)
+            return self._weights.logits(hidden[wanted])
+
     def _step(self, batch: int, widest: int) -> "FastStep":
         """The smallest graph for so many sequences of so many pages."""
         rows = next(size for size in self.batches if size >= batch)
@@ -207,8 +190,8 @@ def column_sizes(longest: int) -> list[int]:
 class FastStep:
     """One graph: a step of up to `rows` sequences whose tables have up to `columns` pages."""
 
-    def __init__(self, weights: "PackedDecoder", capture: Callable, rows: int, columns: int):
-        self.page_size = weights.cache.page_size
+    def __init__(self, weights: PackedDecoder, page_size: int, capture: Callable, rows: int, columns: int):
+        self.page_size = page_size
         whole, narrow = (torch.int64, rows), (torch.int32, rows)
         self._given = StagedFields({
             "tokens": whole, "positions": whole, "slots": whole, "seeds": whole, "lengths": narrow,
@@ -221,9 +204,16 @@ class FastStep:
         given = self._given.on_device
         self._write([], [], [])
 
+        def attend(layer: int, query: torch.Tensor) -> torch.Tensor:
+            return paged_decode_attention(
+                query, weights.keys[layer], weights.values[layer], given["tables"], given["lengths"], output=attended,
+                workspace=workspace, validate=False, dependent=weights.early,
+            )  # fmt: skip
+
         def run() -> torch.Tensor:
             with torch.no_grad():
-                logits = weights.logits(given, attended, workspace)
+                hidden = weights.hidden(given["tokens"], given["positions"], given["slots"], attend)
+                logits = weights.logits(hidden)
                 options = {name: given[name] for name in OPTIONS}
                 return sample(logits, **options, seeds=given["seeds"], positions=given["lengths"])
 
@@ -260,79 +250,3 @@ class FastStep:
             for row, run in zip(fields["tables"], runs):
                 row[: len(run.pages)] = run.pages
         self._given.send()
-
-
-class PackedDecoder:
-    """A decoder's weights as a step reads them, its angles, and the cache.
-
-    rows: most tokens of a step; places: most tokens of a sequence.
-    """
-
-    def __init__(self, model: Decoder, cache: RaggedPages, rows: int, places: int):
-        config = model.config
-        self.config, self.cache, self.glue, self.norm = config, cache, model.glue, model.norm
-        self.embedding = model.embedding.weight.detach()
-        self.head = (model.embedding if model.logits is None else model.logits).weight.detach()
-        self.layers = [packed(block) for block in model.blocks]
-        positions = torch.arange(places, device=model.device)
-        self.angles = rotary_angles(positions, config.rotary_dim, config.rotary_base, config.rotary_divisors)
-        matrices = [self.head] + [
-            matrix for layer in self.layers for matrix in layer if isinstance(matrix, torch.Tensor)
-        ]
-        self._workspace = few_rows_workspace(min(rows, MOST_ROWS), matrices)
-
-    def logits(self, given: dict[str, torch.Tensor], attended: torch.Tensor, workspace) -> torch.Tensor:
-        """Logits [rows, vocabulary] of the newest tokens, whose keys and values join the cache.
-
-        given: tokens, positions, slots, lengths [rows] and tables [rows, columns]. attended: [rows, query_heads,
-        head_dim], and a workspace: what attention works in.
-        """
-        x, update = F.embedding(given["tokens"], self.embedding), None  # [rows, width]
-        for layer, keys, values in zip(self.layers, self.cache.keys, self.cache.values):
-            normalised, x = added(self.glue, x, update, layer.attention_norm)
-            query = rope_append_to_pages(
-                self._product(normalised, layer.project), *self.angles, keys, values, given["positions"],
-                given["slots"], False, **layer.head_norms,
-            )  # fmt: skip
-            paged_decode_attention(
-                query, keys, values, given["tables"], given["lengths"], output=attended, workspace=workspace,
-                validate=False,
-            )  # fmt: skip
-            normalised, x = added(self.glue, x, self._product(attended.flatten(1), layer.output), layer.feed_norm)
-            update = self._product(self._product(normalised, layer.feed, gated=self.glue.gated), layer.down)
-        return self._product(added(self.glue, x, update, self.norm)[0], self.head)
-
-    def _product(self, x: torch.Tensor, weight: torch.Tensor, **options) -> torch.Tensor:
-        return product(x, weight, workspace=self._workspace, **options)
-
-
-def packed(block) -> PackedLayer:
-    """The weights of one of a decoder's blocks."""
-    attention, feed = block.attention, block.feed_forward
-    head_norms = {}
-    if attention.normed_heads:
-        gains = {"query_gain": attention.query_norm.weight.detach(), "key_gain": attention.key_norm.weight.detach()}
-        head_norms = {**gains, "epsilon": attention.query_norm.epsilon}
-    return PackedLayer(
-        attention_norm=block.attention_norm,
-        project=joined(attention.query, attention.key, attention.value),
-        head_norms=head_norms,
-        output=attention.output.weight.detach(),
-        feed_norm=block.feed_forward_norm,
-        feed=joined(feed.gate, feed.up),
-        down=feed.down.weight.detach(),
-    )
-
-
-def joined(*linears: nn.Linear) -> torch.Tensor:
-    """Their weights one below the other, as one matrix that they are views of from now on."""
-    weights = [linear.weight.detach() for linear in linears]
-    ends = [weight.data_ptr() + weight.nbytes for weight in weights]
-    one_memory = len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
-    if one_memory and [weight.data_ptr() for weight in weights[1:]] == ends[:-1]:  # they were joined before
-        rows = sum(len(weight) for weight in weights)
-        return weights[0].as_strided((rows, weights[0].shape[1]), weights[0].stride())
-    matrix = torch.cat(weights)
-    for linear, part in zip(linears, matrix.split([len(weight) for weight in weights])):
-        linear.weight.data = part
-    return matrix

@@ -14,11 +14,11 @@ Source of the kernels: `course_lib.kernels.layer`.
 import torch
 
 from course_lib.hardware.device import interpreting
+from course_lib.kernels.common.dependent import dependent_launches
 from course_lib.kernels.layer.launched import (
     LayerWeights,
     begin_token,
     decode_layer,
-    dependent_launches,
     end_token,
     layer_state,
     logit_tiles,

@@ -5,7 +5,7 @@ import torch
 
 from course_lib.hardware.device import interpreting
 from course_lib.hardware.graphs import captured
-from course_lib.kernels.layer.launched import dependent_launches
+from course_lib.kernels.common.dependent import dependent_launches
 from course_lib.kernels.products.few_rows import few_rows_product
 from course_lib.kernels.products.tiles import FewRowsTiles
 from course_lib.kernels.products.workspace import few_rows_workspace

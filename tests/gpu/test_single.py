@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from course_lib.hardware.graphs import captured
-from course_lib.kernels.layer.launched import decode_layer, dependent_launches
+from course_lib.kernels.common.dependent import dependent_launches
+from course_lib.kernels.layer.launched import decode_layer
 from course_lib.kernels.layer.persistent import decode_layers
 from course_lib.models.config import ModelConfig
 from course_lib.models.decoder import Decoder

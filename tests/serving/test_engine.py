@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib.kernels.fused.rope_append_pages import rope_append_to_pages_reference
-from course_lib.serving import fast_step
+from course_lib.serving import packed
 from course_lib.serving.engine import Engine, QueueFull
 from course_lib.serving.fast_step import FastStep
 from course_lib.serving.generation import generate
@@ -73,7 +73,7 @@ def test_random_traffic_changes_no_text_and_loses_no_page(seed, pages, page_size
     """Prompts that share beginnings, priorities, a memory that is too small, and some that give up on the way."""
     with pytest.MonkeyPatch.context() as patch:
         in_pytorch(patch)  # the interpreter would take minutes
-        patch.setattr(fast_step, "rope_append_to_pages", lambda *tensors: rope_append_to_pages_reference(*tensors[:-1]))
+        patch.setattr(packed, "rope_append_to_pages", lambda *given, **_: rope_append_to_pages_reference(*given[:7]))
         options = {"pages": pages, "page_size": page_size, "budget": budget, "most_running": 4}
         pass_traffic(new_engine(fast=fast, capture=by_calling, **options), random.Random(seed))
 

@@ -5,17 +5,20 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from course_lib.hardware.device import interpreting
 from course_lib.hardware.graphs import captured_on_cpu
+from course_lib.kernels.fused.add_rms_norm import add_rms_norm_reference
 from course_lib.kernels.fused.rope_parts import turned_halves
+from course_lib.kernels.fused.swiglu import swiglu_reference
 from course_lib.kernels.products import dispatch
 from course_lib.kernels.sampling.reference import sample_reference
-from course_lib.models.glue import FUSED, TORCH
-from course_lib.serving import fast_step
+from course_lib.serving import fast_step, packed
 from course_lib.serving.caches.ragged import RaggedPages, Run
-from course_lib.serving.fast_step import FastStep, FastSteps, batch_sizes, column_sizes, joined
+from course_lib.serving.fast_step import FastStep, FastSteps, batch_sizes, column_sizes
+from course_lib.serving.packed import joined
 from course_lib.serving.requests import Sampling
 from tests.serving.talkers import CONFIG, random_model
 from tests.serving.test_captured import by_calling
@@ -26,9 +29,8 @@ NORMED = dataclasses.replace(CONFIG, normed_heads=True)
 TIED_AND_STRETCHED = dataclasses.replace(CONFIG, tied=True, rotary_divisors=(1.0,) * 4 + (8.0,) * 4)
 
 
-def model_of(config=CONFIG, glue=FUSED):
+def model_of(config=CONFIG):
     model = random_model(config)
-    model.glue = glue
     if config.normed_heads:
         for block in model.blocks:
             for norm in (block.attention.query_norm, block.attention.key_norm):
@@ -82,7 +84,7 @@ WHO = [(0, 1, 2), (0, 1, 2), (2, 0), (1,), (0, 1, 2), (0,)]  # the second text w
 def in_pytorch(monkeypatch):
     """Every kernel replaced by PyTorch's operations, which a recorder on the CPU knows."""
 
-    def rope_append(qkv, cosine, sine, keys, values, positions, slots, validate):
+    def rope_append(qkv, cosine, sine, keys, values, positions, slots, validate, dependent):
         key_heads = keys.shape[1]
         heads = qkv.unflatten(-1, (-1, keys.shape[3])).transpose(0, 1)  # [heads, tokens, head_dim]
         turned = turned_halves(heads[:-key_heads], cosine[positions], sine[positions]).transpose(0, 1)
@@ -90,7 +92,7 @@ def in_pytorch(monkeypatch):
         keys[places], values[places] = turned[:, -key_heads:], heads[-key_heads:].transpose(0, 1)
         return turned[:, :-key_heads]
 
-    def attend(query, keys, values, tables, lengths, *, output, workspace, validate):
+    def attend(query, keys, values, tables, lengths, *, output, workspace, validate, dependent):
         group = query.shape[1] // keys.shape[1]
         keys, values = (
             pool[tables].transpose(1, 2).flatten(2, 3).repeat_interleave(group, 1) for pool in (keys, values)
@@ -98,9 +100,14 @@ def in_pytorch(monkeypatch):
         scores = (keys @ query[..., None])[..., 0] / math.sqrt(query.shape[2])
         seen = torch.arange(keys.shape[2]) < lengths[:, None]
         weights = scores.masked_fill(~seen[:, None], -1e30).softmax(-1)
-        output.copy_((weights[:, :, None] @ values)[:, :, 0])
+        return output.copy_((weights[:, :, None] @ values)[:, :, 0])
 
-    monkeypatch.setattr(fast_step, "rope_append_to_pages", rope_append)
+    def normalise(x, residual, weight, epsilon, dependent):
+        return add_rms_norm_reference(x, residual, weight, epsilon)
+
+    monkeypatch.setattr(packed, "rope_append_to_pages", rope_append)
+    monkeypatch.setattr(packed, "add_rms_norm_forward", normalise)
+    monkeypatch.setattr(dispatch, "swiglu_forward", swiglu_reference)
     monkeypatch.setattr(fast_step, "paged_decode_attention", attend)
     monkeypatch.setattr(fast_step, "sample", lambda logits, **_: logits.argmax(dim=-1))
     monkeypatch.setattr(dispatch, "by_few_rows", lambda *_: False)
@@ -109,7 +116,7 @@ def in_pytorch(monkeypatch):
 def test_recorded_steps_bake_nothing_in(monkeypatch):
     """Batches and pages of other sizes than those of the capture, through the recorder that stands for a graph."""
     in_pytorch(monkeypatch)
-    model = model_of(glue=TORCH)
+    model = model_of()
     ours, plain = Texts(model, PROMPTS), Texts(model, PROMPTS)
     steps = FastSteps(model, ours.cache, batches=(1, 2, 4), columns=(2, 6), capture=captured_on_cpu)
     for who in WHO * 3:
@@ -128,11 +135,9 @@ def write(steps, ours, plain, who, samplings):
 @pytest.mark.parametrize("config", [CONFIG, NORMED, TIED_AND_STRETCHED], ids=["plain", "QK-norm", "tied, stretched"])
 def test_the_kernels_choose_what_the_plain_step_chooses(config):
     """Texts that wait and come back, rows behind the batch, pages that begin, greedy texts beside drawn ones."""
-    model = model_of(config, TORCH)
+    model = model_of(config)
     ours, plain = Texts(model, PROMPTS), Texts(model, PROMPTS)
-    model.glue = FUSED
     steps = FastSteps(model, ours.cache, batches=(1, 4), columns=(6,), capture=by_calling)
-    model.glue = TORCH
     for who in WHO:
         write(steps, ours, plain, who, [(GREEDY, DRAWN, FILTERED)[n] for n in who])
 
@@ -168,7 +173,7 @@ def test_nothing_is_stored_but_the_step_s_own_tokens():
 def test_a_step_that_was_expected_is_the_step_itself(monkeypatch):
     """Where the recorder keeps one memory for all results, as a graph does; and one that comes otherwise."""
     in_pytorch(monkeypatch)
-    model = model_of(glue=TORCH)
+    model = model_of()
     ours, plain = Texts(model, PROMPTS), Texts(model, PROMPTS)
     steps = FastSteps(model, ours.cache, batches=(4,), columns=(6,), capture=captured_on_cpu)
     for who in [(0, 1, 2)] * 4 + [(2, 0)] * 3:
@@ -208,8 +213,8 @@ def test_what_a_graph_does_not_hold_is_not_taken():
 def test_graphs_are_captured_when_they_are_needed_or_beforehand(monkeypatch):
     in_pytorch(monkeypatch)
     sizes, made = [], FastStep.__init__
-    monkeypatch.setattr(FastStep, "__init__", lambda self, *given: sizes.append(given[2:]) or made(self, *given))
-    model = model_of(glue=TORCH)
+    monkeypatch.setattr(FastStep, "__init__", lambda self, *given: sizes.append(given[3:]) or made(self, *given))
+    model = model_of()
     ours = Texts(model, PROMPTS)
     steps = FastSteps(model, ours.cache, batches=(1, 4), columns=(1, 7), capture=captured_on_cpu)
     assert sizes == [(1, 1)]
@@ -261,20 +266,18 @@ def test_sizes_of_graphs_reach_the_largest_step():
 
 
 @pytest.mark.parametrize(
-    "rows, outer, dtype, arch, ours",
+    "rows, dtype, arch, ours",
     [
-        (1, 2048, torch.bfloat16, 90, True),
-        (16, 2048, torch.bfloat16, 90, True),
-        (17, 2048, torch.bfloat16, 90, False),
-        (64, 128_256, torch.bfloat16, 90, True),
-        (65, 128_256, torch.bfloat16, 90, False),
-        (1, 2048, torch.float32, 90, False),
-        (1, 2048, torch.float16, 75, False),
-        (1, 2048, torch.float32, None, True),
+        (1, torch.bfloat16, 90, True),
+        (64, torch.bfloat16, 90, True),
+        (65, torch.bfloat16, 90, False),
+        (1, torch.float32, 90, False),
+        (1, torch.float16, 75, False),
+        (1, torch.float32, None, True),
     ],
 )
-def test_a_product_s_kernel_is_chosen_by_rows_and_shape(rows, outer, dtype, arch, ours):
-    assert dispatch.by_few_rows(rows, outer, dtype, arch) is ours
+def test_a_product_s_kernel_is_chosen_by_its_rows(rows, dtype, arch, ours):
+    assert dispatch.by_few_rows(rows, dtype, arch) is ours
 
 
 @pytest.mark.parametrize("rows", [3, 20])
@@ -283,5 +286,4 @@ def test_a_product_is_the_same_by_either(rows):
     x, weight = (torch.randn(size, 24, generator=generator) for size in (rows, 12))
     torch.testing.assert_close(dispatch.product(x, weight), x @ weight.T)
     gate, up = (x @ weight.T).chunk(2, dim=-1)
-    torch.testing.assert_close(dispatch.product(x, weight, gated=TORCH.gated), TORCH.gated(gate, up))
-    torch.testing.assert_close(dispatch.product(x, weight, gated=FUSED.gated), TORCH.gated(gate, up))
+    torch.testing.assert_close(dispatch.product(x, weight, gated=True), F.silu(gate) * up)

@@ -30,6 +30,7 @@ from course_lib.hardware.compiler.architectures import ARCHITECTURES
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.hardware.device import interpreting
 from course_lib.kernels.common.checks import FLOAT_DTYPES, as_rows, check_alike, check_tensor
+from course_lib.kernels.common.dependent import launch_options, wait_for_kernel_before
 from course_lib.kernels.common.numbers import LARGEST_GROUP
 from course_lib.kernels.common.signatures import signature_of
 from course_lib.kernels.fused.checks import check_epsilon, check_weight
@@ -75,12 +76,14 @@ def add_rms_norm_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     PACKED: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):
     """One program: BLOCK_ROWS whole rows, read once; both results, which are contiguous, written once.
 
     Columns and strides come as numbers of groups of GROUP elements, so that the compiler knows what divides them and
     loads a group at once. residual_pointer and summed_pointer are None together: the norm alone.
     """
+    wait_for_kernel_before(DEPENDENT)
     columns = column_groups * GROUP
     row = (tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]  # [BLOCK_ROWS, 1]
     column = tl.arange(0, BLOCK_COLUMNS)[None, :]  # [1, BLOCK_COLUMNS]
@@ -114,8 +117,10 @@ def add_rms_norm_two_passes_kernel(
     epsilon,
     GROUP: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):
     """One program: one long row, tile by tile. The second pass reads the sum that the first has written."""
+    wait_for_kernel_before(DEPENDENT)
     columns = column_groups * GROUP
     row = tl.program_id(0).to(tl.int64)
     x_row = x_pointer + row * (x_stride_groups * GROUP)
@@ -144,7 +149,7 @@ def add_rms_norm_two_passes_kernel(
         tl.store(normalised_pointer + row * columns + column, normalised, mask=inside, eviction_policy="evict_first")
 
 
-def add_rms_norm_forward(x, residual, weight, epsilon=1e-6):
+def add_rms_norm_forward(x, residual, weight, epsilon=1e-6, *, dependent=False):
     """(normalised, summed) by a kernel, without a gradient; `norm_operators.add_rms_norm` has one.
 
     Args:
@@ -153,6 +158,7 @@ def add_rms_norm_forward(x, residual, weight, epsilon=1e-6):
         residual: like x, with strides of its own; or None for the norm of x alone.
         weight: [hidden], contiguous, of x's dtype or float32.
         epsilon: at least 0, added to the mean square.
+        dependent: start while the kernel before still runs; from sm_90 on.
 
     Returns:
         Two contiguous tensors of x's shape and dtype; the second is None where residual is.
@@ -168,14 +174,15 @@ def add_rms_norm_forward(x, residual, weight, epsilon=1e-6):
     residual_rows = None if residual is None else as_rows("residual", residual)
     check_weight(weight, x)
     check_epsilon(epsilon)
+    options = launch_options(dependent, x.device)
     normalised = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     summed = None if residual is None else torch.empty_like(normalised)
     if x_rows.shape[0] > 0:
-        launch(x_rows, residual_rows, weight, normalised, summed, epsilon)
+        launch(x_rows, residual_rows, weight, normalised, summed, epsilon, options)
     return normalised, summed
 
 
-def launch(x, residual, weight, normalised, summed, epsilon) -> None:
+def launch(x, residual, weight, normalised, summed, epsilon, options: dict) -> None:
     rows, columns = x.shape
     residual_stride = 0 if residual is None else residual.stride(0)
     group = math.gcd(columns, x.stride(0), residual_stride, LARGEST_GROUP)
@@ -183,7 +190,7 @@ def launch(x, residual, weight, normalised, summed, epsilon) -> None:
     sizes = (columns // group, x.stride(0) // group, residual_stride // group, float(epsilon))
     if columns * x.element_size() > (ONE_PASS_BYTES_ALONE if residual is None else ONE_PASS_BYTES):
         add_rms_norm_two_passes_kernel[(rows,)](
-            *tensors, *sizes, GROUP=group, BLOCK_COLUMNS=TILE_COLUMNS, num_warps=WARPS[TILE_COLUMNS]
+            *tensors, *sizes, GROUP=group, BLOCK_COLUMNS=TILE_COLUMNS, num_warps=WARPS[TILE_COLUMNS], **options
         )
         return
     block_columns = triton.next_power_of_2(columns)
@@ -191,7 +198,7 @@ def launch(x, residual, weight, normalised, summed, epsilon) -> None:
     packed = block_columns >= PACKED_COLUMNS and not interpreting()
     add_rms_norm_kernel[(triton.cdiv(rows, block_rows),)](
         *tensors, rows, *sizes, GROUP=group, BLOCK_ROWS=block_rows, BLOCK_COLUMNS=block_columns, PACKED=packed,
-        num_warps=WARPS[block_rows * block_columns],
+        num_warps=WARPS[block_rows * block_columns], **options,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ import triton.language as tl
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.common.cache_checks import check_indices
 from course_lib.kernels.common.checks import check_alike
+from course_lib.kernels.common.dependent import launch_options, wait_for_kernel_before
 from course_lib.kernels.common.signatures import signature_of
 from course_lib.kernels.decode.append import check_slots
 from course_lib.kernels.fused.checks import check_epsilon, check_weight
@@ -63,8 +64,10 @@ def rope_append_to_pages_kernel(
     qkv_stride, key_page_stride, key_head_stride, key_stride, value_page_stride, value_head_stride, value_stride,
     query_heads, key_heads, rows,
     PAGE_SIZE: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr, ROWS: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """One program: ROWS of the tokens · (query_heads + 2 · key_heads) heads. query is contiguous."""
+    wait_for_kernel_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # [ROWS]
     heads = query_heads + 2 * key_heads
     token = row // heads
@@ -87,7 +90,7 @@ def rope_append_to_pages_kernel(
 
 def rope_append_to_pages(
     qkv, cosine, sine, key_pages, value_pages, positions, slots, validate=True, *,
-    query_gain=None, key_gain=None, epsilon=1e-6,
+    query_gain=None, key_gain=None, epsilon=1e-6, dependent=False,
 ) -> torch.Tensor:  # fmt: skip
     """The turned query [tokens, query_heads, head_dim]; turned keys, and values, are written into the pages.
 
@@ -104,6 +107,7 @@ def rope_append_to_pages(
         query_gain, key_gain: [head_dim], of qkv's dtype or float32: the weights of a norm of each query and key head
             before it is turned; None, both of them, for no norm.
         epsilon: of these norms, at least 0.
+        dependent: start while the kernel before still runs; from sm_90 on.
 
     Raises:
         ValueError: an argument is not as above; the message names it. Nothing is written then.
@@ -125,7 +129,7 @@ def rope_append_to_pages(
     rope_append_to_pages_kernel[(triton.cdiv(rows, ROWS_PER_PROGRAM),)](
         qkv, cosine, sine, key_pages, value_pages, positions, slots, query, query_gain, key_gain, float(epsilon),
         qkv.stride(0), *key_pages.stride()[:3], *value_pages.stride()[:3], query_heads, key_heads, rows,
-        PAGE_SIZE=page_size, **blocks_of(head_dim), num_warps=4,
+        PAGE_SIZE=page_size, **blocks_of(head_dim), num_warps=4, **launch_options(dependent, qkv.device),
     )  # fmt: skip
     return query
 

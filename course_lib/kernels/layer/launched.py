@@ -258,11 +258,6 @@ def end_kernel(
     tl.store(position_pointer, tl.minimum(tl.load(position_pointer) + 1, capacity - 1))
 
 
-def dependent_launches() -> bool:
-    """Whether this machine's GPU has programmatic dependent launch: sm_90 and later."""
-    return not interpreting() and torch.cuda.get_device_capability() >= (9, 0)
-
-
 def decode_layer(
     weights: LayerWeights, state: LayerState, layer: int, epsilon: float, *, dependent: bool = False,
     programs: int | None = None,

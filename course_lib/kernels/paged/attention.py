@@ -25,6 +25,7 @@ from course_lib.kernels.common.cache_checks import (
     check_splits,
     check_tables,
 )
+from course_lib.kernels.common.dependent import launch_options, wait_for_kernel_before
 from course_lib.kernels.common.pages import load_page_numbers, page_rows
 from course_lib.kernels.common.softmax import scale_in_log2
 from course_lib.kernels.common.splits import split_keys
@@ -45,9 +46,10 @@ def paged_decode_kernel(
     value_page_stride, value_head_stride, value_stride, table_stride, output_batch_stride, output_head_stride,
     query_heads, heads_per_key_head, scale_log2,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, GROUP_ROWS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SAME_STRIDES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SAME_STRIDES: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """One program: the query heads of a KV head [BLOCK_M], against one split of one sequence's keys."""
+    wait_for_kernel_before(DEPENDENT)
     batch = tl.program_id(2).to(tl.int64)
     key_head, heads, is_head = packed_heads(heads_per_key_head, BLOCK_M)
     length = tl.load(lengths_pointer + batch).to(tl.int32)
@@ -102,6 +104,7 @@ def paged_decode_attention(
     output=None,
     workspace=None,
     validate=True,
+    dependent=False,
 ):
     """Attention of one query token per sequence to the sequence's keys in a paged cache.
 
@@ -118,6 +121,7 @@ def paged_decode_attention(
         validate: read `lengths` and `block_tables` from the device and check them, which waits for it. With False, an
             output and a workspace, the host neither waits nor allocates: the step can be captured in a CUDA graph. A
             length or a page number that is wrong then reads memory of others.
+        dependent: start while the kernel before still runs; from sm_90 on.
 
     Returns the output, or (output, log-sum-exp); zeros and minus infinity for a sequence of length 0. With a workspace
     the log-sum-exp is the workspace's own tensor, which the next step overwrites.
@@ -145,6 +149,7 @@ def paged_decode_attention(
         *output.stride()[:2], query_heads, query_heads // key_heads,
         scale_in_log2(scale, head_dim), PAGE_SIZE=page_size,
         SAME_STRIDES=key_pages.stride() == value_pages.stride(), **decode_settings(query, key_heads, plan.tiles),
+        **launch_options(dependent, query.device),
     )  # fmt: skip
     return (output, lse) if return_lse else output
 

@@ -3,11 +3,8 @@
 import torch
 
 from course_lib.kernels.common.checks import check_dimensions, check_runnable, check_same
-from course_lib.kernels.common.machine import architecture_of
 from course_lib.kernels.fused.checks import check_epsilon, check_weight
 from course_lib.kernels.products.tiles import LEAST_ROWS, MOST_ROWS, FewRowsTiles
-
-FIRST_WITH_DEPENDENT_LAUNCHES = 90
 
 
 def check_arguments(x, weight, epsilon, gain, gated, residual) -> int:
@@ -77,13 +74,4 @@ def check_tiles(tiles) -> None:
     if any(size < LEAST_ROWS or size & (size - 1) for size in (tiles.outer, tiles.inner)) or tiles.splits < 1:
         raise ValueError(
             f"tiles is {tiles}; outer and inner must be powers of two, at least {LEAST_ROWS}, and splits at least 1."
-        )
-
-
-def check_dependent(device: torch.device) -> None:
-    """Raise a ValueError unless kernels can be started early here."""
-    if (architecture_of(device) or 0) < FIRST_WITH_DEPENDENT_LAUNCHES:
-        raise ValueError(
-            "dependent is True; starting a kernel early takes an NVIDIA GPU of compute capability 9.0 or later, and no "
-            "interpreter."
         )

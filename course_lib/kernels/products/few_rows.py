@@ -17,10 +17,9 @@ The factor of the norm belongs to a row, so it can be applied behind the product
 x that it reads anyway. What is multiplied is x ∘ gain, rounded to the dtype of x, as it would be behind a norm of its
 own; in float16 it must stay below 65,504. Everything else is in float32, rounded once at the end.
 
-Between two kernels memory has nothing to do: the last programs of one end, and the first of the next ask for their
-weights. That is 2 to 4 µs, as long as a weight of 2048 · 2048 takes. A product that is `dependent` (programmatic
-dependent launch, from sm_90 on) is started as soon as the programs of the kernel before leave room, and has the L2
-cache fetch its first weights. Only then does it wait for what the kernel before has written.
+Between two kernels memory has nothing to do for 2 to 4 µs, as long as a weight of 2048 · 2048 takes. A product that is
+`dependent` is started early (see `kernels.common.dependent`), and has the L2 cache fetch its first weights before it
+waits for what the kernel before has written.
 
 Source: Triton's matrix product with split K, as in Hoque et al., Accelerating a Triton fused kernel for W4A16 quantized
 inference with SplitK work decomposition, arXiv 2402.00025.
@@ -35,14 +34,13 @@ import triton.language as tl
 
 from course_lib.hardware.compiler.architectures import ARCHITECTURES
 from course_lib.hardware.compiler.cases import CompileCase
+from course_lib.kernels.common.dependent import FIRST_WITH_DEPENDENT_LAUNCHES, launch_options
 from course_lib.kernels.common.machine import architecture_of, multiprocessor_count
 from course_lib.kernels.common.numbers import FLOAT32_PRECISION
 from course_lib.kernels.common.signatures import KINDS, signature_of
 from course_lib.kernels.common.splits import whole_tiles
 from course_lib.kernels.products.checks import (
-    FIRST_WITH_DEPENDENT_LAUNCHES,
     check_arguments,
-    check_dependent,
     check_out,
     check_tiles,
 )
@@ -228,8 +226,7 @@ def few_rows_product(
         out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     else:
         check_out(out, (rows, columns), x, weight, residual)
-    if dependent:
-        check_dependent(x.device)
+    options = launch_options(dependent, x.device)
     if tiles is None:
         tiles = few_rows_tiles(rows, outer, inner, x.dtype, architecture_of(x.device), multiprocessor_count(x.device))
     else:
@@ -238,7 +235,7 @@ def few_rows_product(
     few_rows_kernel[(triton.cdiv(outer, tiles.outer), tiles.splits)](
         x, weight, out, gain, residual, parts, squares, arrivals, rows, columns, inner, x.stride(0), weight.stride(0),
         out.stride(0), 0 if residual is None else residual.stride(0), epsilon or 0.0, NORMED=epsilon is not None,
-        GATED=gated, DEPENDENT=dependent, **settings(rows, tiles), **({"launch_pdl": True} if dependent else {}),
+        GATED=gated, **settings(rows, tiles), **options,
     )  # fmt: skip
     return out
 

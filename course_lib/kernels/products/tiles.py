@@ -1,12 +1,16 @@
 """How a product with few rows is cut: rows of the weight in a tile, and parts of its inner dimension.
 
 A program reads `outer` rows of the weight, `inner` numbers of each at a time. A byte takes about a microsecond to
-come, so that an H100 with its 3.35 TB/s needs 25 KB on their way to each multiprocessor at any time. A weight of 2048
-rows has 64 tiles of 32 rows, which occupy half of it; so its rows are cut into `splits` parts as well. Parts cost too:
-each is written, read and added. So there are as few as give the multiprocessors nearly two programs each.
+come, so that an H200 with its 4.8 TB/s needs 36 KB on their way to each multiprocessor at any time: two blocks of 64
+rows and 128 numbers of 16 bits are 32 KB. A weight of 2048 rows has 32 tiles of 64 rows, which occupy a quarter of it;
+so its rows are cut into `splits` parts as well. Parts cost too: each is written, read and added, once for each row of
+x. So there are as few as the product's `programs` for a multiprocessor ask for, and fewer the more rows x has.
 
-More rows of x need wider tiles: every tile reads all of x, from the L2. At 64 rows a tile of 32 rows of the weight
-reads twice as much of x as of the weight.
+Every tile reads all of x, from the L2: a tile of 64 rows as much of x as of the weight, at 64 rows. So a weight that
+has enough rows for it is cut into tiles of WIDE.
+
+Measured on an H200, bf16, Llama-3.2-1B's products in a row of dependent kernels (`bench.products.sweep`). In a step of
+64 rows they take 1.02 times what the best tiles of each product would.
 """
 
 import functools
@@ -15,10 +19,13 @@ from typing import NamedTuple
 import torch
 import triton
 
+from course_lib.hardware.compiler.architectures import ARCHITECTURES
+
 LEAST_ROWS = 16  # of a matrix instruction
 MOST_ROWS = 64
-PROGRAMS = 1.9  # for each multiprocessor: 256 programs are enough for 132
+WIDE, WIDE_PROGRAMS = 128, 0.9  # rows of a weight's tile where there are so many of them for each multiprocessor
 MOST_SPLITS = 8
+SHARED_MEMORY_FOR_MANY_BLOCKS = 160_000  # bytes; GPUs for graphics have 100 KB
 
 
 class FewRowsTiles(NamedTuple):
@@ -41,20 +48,34 @@ def few_rows_tiles(
     rows: int, outer: int, inner: int, dtype: torch.dtype, arch: int | None, multiprocessors: int
 ) -> FewRowsTiles:
     """The tiles for x [rows, inner] and a weight [outer, inner], for an architecture (90, ...; None: interpreted)."""
-    block_outer, block_inner, warps, stages = block_sizes(padded_rows(rows), dtype, arch)
-    tiles = triton.cdiv(outer, block_outer)
+    tiles, programs = narrow_tiles(padded_rows(rows), dtype, arch)
+    if may_be_wide(dtype, arch) and outer >= WIDE_PROGRAMS * multiprocessors * WIDE:
+        return tiles._replace(outer=WIDE)
     splits = 1
-    while tiles * splits < PROGRAMS * multiprocessors and splits < min(MOST_SPLITS, inner // block_inner // 2):
+    while triton.cdiv(outer, tiles.outer) * splits < programs * multiprocessors and splits < min(
+        MOST_SPLITS, inner // tiles.inner // 2
+    ):
         splits *= 2
-    return FewRowsTiles(block_outer, block_inner, splits, warps, stages)
+    return tiles._replace(splits=splits)
 
 
-def block_sizes(rows: int, dtype: torch.dtype, arch: int | None) -> tuple[int, int, int, int]:
-    """(rows of the weight, numbers of each at a time, warps, stages) for this many padded rows of x."""
+def narrow_tiles(rows: int, dtype: torch.dtype, arch: int | None) -> tuple[FewRowsTiles, float]:
+    """Tiles for this many padded rows of x, and how many programs a multiprocessor should have with them."""
     if arch is None:
-        return 64, 64, 4, 1
+        return FewRowsTiles(64, 64, 1, warps=4, stages=1), 1.9
     if dtype == torch.float32 or arch < 80:  # no matrix instructions: operands stay in registers
-        return 32, 32, 4, 1
+        return FewRowsTiles(32, 32, 1, warps=4, stages=1), 1.9
+    if not may_be_wide(dtype, arch):
+        few = rows == LEAST_ROWS
+        return FewRowsTiles(32 if few else 64, 256 if few else 128, 1, warps=4 if rows < 64 else 8, stages=3), 1.9
     if rows == LEAST_ROWS:
-        return 32, 256, 4, 3
-    return 64, 128, 4 if rows == 2 * LEAST_ROWS else 8, 3
+        return FewRowsTiles(64, 128, 1, warps=4, stages=5), 1.4
+    return (FewRowsTiles(32, 128, 1, 4, 4), 2.5) if rows == 32 else (FewRowsTiles(64, 128, 1, 4, 4), 0.7)
+
+
+def may_be_wide(dtype: torch.dtype, arch: int | None) -> bool:
+    """Whether shared memory has room for four blocks of WIDE rows."""
+    if arch is None or arch < 80 or dtype == torch.float32:
+        return False
+    known = max(known for known in ARCHITECTURES if known <= arch)
+    return ARCHITECTURES[known].shared_per_block >= SHARED_MEMORY_FOR_MANY_BLOCKS

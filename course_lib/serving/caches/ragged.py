@@ -34,6 +34,9 @@ class RaggedPages:
     Args:
         config, pages, page_size: the model's shape, the pages of the pool, the tokens in a page.
         kernels: the course's kernels, or PyTorch's operations.
+
+    Attributes:
+        places, slots: int64 [tokens], where the step's tokens stand in their sequences, and in the pool.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class RaggedPages:
         for count in counts[self._single :]:
             starts.append(starts[-1] + count)
         self._longest = max(counts)
-        self._places, self._slots = (torch.cat(parts).to(self.device) for parts in (places, slots))
+        self.places, self.slots = (torch.cat(parts).to(self.device) for parts in (places, slots))
         # Behind a sequence's pages stands its first one: a page number that is right.
         padded = torch.tensor([table + table[:1] * (widest - len(table)) for table in tables], dtype=torch.int32)
         ends = torch.tensor([run.begin + run.count for run in runs], dtype=torch.int32)
@@ -82,25 +85,27 @@ class RaggedPages:
 
     def positions(self, new_tokens: int) -> torch.Tensor:
         """Where the step's tokens stand in their sequences, int64 [1, new_tokens]."""
-        if new_tokens != len(self._places):
-            raise ValueError(f"the model is run over {new_tokens} tokens; the step has {len(self._places)}.")
-        return self._places[None]
+        if new_tokens != len(self.places):
+            raise ValueError(f"the model is run over {new_tokens} tokens; the step has {len(self.places)}.")
+        return self.places[None]
 
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store the step's keys and values, [1, key_heads, tokens, head_dim]."""
         key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)  # [tokens, key_heads, head_dim]
         if self.kernels:
-            append_to_pages(key, value, self.keys[layer], self.values[layer], self._slots, validate=False)
+            append_to_pages(key, value, self.keys[layer], self.values[layer], self.slots, validate=False)
         else:
-            pages, inside = self._slots // self.page_size, self._slots % self.page_size
+            pages, inside = self.slots // self.page_size, self.slots % self.page_size
             self.keys[layer][pages, :, inside] = key
             self.values[layer][pages, :, inside] = value
 
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         """Causal attention of the step's tokens, [1, query_heads, tokens, head_dim], each to its own sequence."""
-        rows = query[0].transpose(0, 1)  # [tokens, query_heads, head_dim]
-        attended = self._by_kernels(layer, rows) if self.kernels else self._by_pytorch(layer, rows)
-        return attended.transpose(0, 1)[None]
+        return self.attend_rows(layer, query[0].transpose(0, 1)).transpose(0, 1)[None]
+
+    def attend_rows(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        """The same of [tokens, query_heads, head_dim]."""
+        return self._by_kernels(layer, query) if self.kernels else self._by_pytorch(layer, query)
 
     def advance(self, new_tokens: int) -> None:
         """The step is over."""
