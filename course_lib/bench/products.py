@@ -1,7 +1,8 @@
 """`python -m course_lib bench products`: products for few rows beside cuBLAS and torch.compile, Llama-3.2-1B's shapes.
 
     ours, cuBLAS, torch.compile     x · weightᵀ alone; what torch.compile makes of it is cuBLAS's call
-    … in a step                     with what stands around that product in a decoder: its norm, gate or residual
+    … in a step                     with what stands around that product in a decoder: the factor of its norm, the gate,
+                                    the addition and the next norm's squares
     dependent                       ours, each started while the one before runs (from sm_90 on)
 
 16-bit numbers, 1, 8 and 64 rows. A figure is one of a replayed CUDA graph that does the same product with other weights
@@ -35,11 +36,11 @@ from course_lib.hardware.units import format_bandwidth
 from course_lib.home import course_home
 from course_lib.kernels.common.dependent import dependent_launches
 from course_lib.kernels.common.machine import architecture_of
-from course_lib.kernels.products.few_rows import few_rows_product, few_rows_product_reference
+from course_lib.kernels.products.few_rows import Unscaled, few_rows_product, few_rows_product_reference
 from course_lib.kernels.products.tiles import FewRowsTiles, few_rows_tiles
 from course_lib.kernels.products.workspace import few_rows_workspace
 
-LAYERS, EPSILON = 16, 1e-5
+LAYERS, EPSILON, PARTS = 16, 1e-5, 32
 ROWS = (1, 8, 64)
 LARGEST_ERROR = 1e-2  # of the norm; right kernels err by about 2e-3 in bf16
 SECONDS_PER_FIGURE = 0.1
@@ -69,10 +70,16 @@ class Product:
 
     def options(self, rows: int) -> dict:
         """Of `few_rows_product`, in a step."""
-        options: dict = {"gated": self.gated}
-        if self.normed:
-            options |= {"epsilon": EPSILON, "gain": random(self.inner)}
-        return options | ({"residual": random(rows, self.columns)} if self.residual else {})
+        options: dict = {"gated": self.gated, "epsilon": EPSILON if self.normed else None}
+        if self.residual:
+            options |= {"residual": random(rows, self.columns), "gain": random(self.columns)}
+        return options
+
+    def x(self, rows: int, alone: bool = False) -> torch.Tensor | Unscaled:
+        """Its argument; `Unscaled` where a norm stands before it in a step, unless it is alone."""
+        x = random(rows, self.inner)
+        squares = x.float().square().unflatten(1, (PARTS, -1)).sum(dim=2)
+        return Unscaled(x, squares) if self.normed and not alone else x
 
     def weights(self, count: int) -> list[torch.Tensor]:
         return [random(self.outer, self.inner) * self.inner**-0.5 for _ in range(count)]
@@ -91,20 +98,23 @@ PRODUCTS = (
 )
 
 
-def in_pytorch(x, weight, epsilon=None, gain=None, gated=False, residual=None):
+def in_pytorch(x, weight, epsilon=None, gated=False, residual=None, gain=None):
     """A product in a step as PyTorch's operations, in 16 bits: for torch.compile."""
-    if epsilon is not None:
-        x = F.rms_norm(x, (x.shape[1],), gain, epsilon)
-    result = F.linear(x, weight)
+    rows, squares = x if isinstance(x, Unscaled) else (x, None)
+    result = F.linear(rows, weight)
+    if squares is not None:
+        result = result * torch.rsqrt(squares.sum(dim=1, keepdim=True) / rows.shape[1] + epsilon).to(result.dtype)
     if gated:
         gate, up = result.chunk(2, dim=-1)
         result = F.silu(gate) * up
-    return result if residual is None else result + residual
+    if residual is not None:
+        result = result + residual
+    return result if gain is None else (result, (result * gain, result.float().square().sum(dim=1, keepdim=True)))
 
 
 def measure_row(product: Product, rows: int, copy: float) -> dict:
     """{form: "us", "low", "high", "tbps", "share" and "error"; or "missing", why there are none}."""
-    x, weights, options = random(rows, product.inner), product.weights(product.copies()), product.options(rows)
+    weights = product.weights(product.copies())
     ours = functools.partial(few_rows_product, workspace=few_rows_workspace(rows, weights[:1]))
     alone: dict[str, Callable] = {"ours": ours, "cuBLAS": F.linear, "torch.compile": compiled(F.linear)}
     in_step: dict[str, Callable] = {"torch.compile, in a step": compiled(in_pytorch), "ours, in a step": ours}
@@ -112,11 +122,15 @@ def measure_row(product: Product, rows: int, copy: float) -> dict:
         in_step["dependent, in a step"] = functools.partial(ours, dependent=True)
     results: dict[str, dict] = {}
     graphs: dict[str, Graph] = {}
-    for forms, extra in ((alone, {}), (in_step, options)):
+    for forms, extra, x in (
+        (alone, {}, product.x(rows, alone=True)),
+        (in_step, product.options(rows), product.x(rows)),
+    ):
         wide = {name: it.double() if torch.is_tensor(it) else it for name, it in extra.items()}
-        exact = few_rows_product_reference(x.double(), weights[0].double(), **wide)
+        wide_x = Unscaled(*(part.double() for part in x)) if isinstance(x, Unscaled) else x.double()
+        exact = first_of(few_rows_product_reference(wide_x, weights[0].double(), **wide))
         for name, form in forms.items():
-            error = error_of(form(x, weights[0], **extra), (exact[:4],))
+            error = error_of(first_of(form(x, weights[0], **extra)), (exact[:4],))
             results[name] = {"error": error}
             if error > LARGEST_ERROR:
                 results[name]["missing"] = f"wrong: its error is {error:.1e}"
@@ -127,7 +141,12 @@ def measure_row(product: Product, rows: int, copy: float) -> dict:
     return results
 
 
-def graph_of(form: Callable, x: torch.Tensor, weights: list[torch.Tensor], options: dict) -> Graph:
+def first_of(results):
+    """Of a product before a norm its own result."""
+    return results[0] if isinstance(results, tuple) else results
+
+
+def graph_of(form: Callable, x, weights: list[torch.Tensor], options: dict) -> Graph:
     return captured(lambda: [form(x, weight, **options) for weight in weights])
 
 
@@ -143,13 +162,16 @@ def measure_step(rows: int, copy: float) -> dict:
     weights = {product: product.weights(1 if product is PRODUCTS[-1] else LAYERS) for product in PRODUCTS}
     order = [(product, weights[product][layer]) for layer in range(LAYERS) for product in PRODUCTS[:-1]]
     order.append((PRODUCTS[-1], weights[PRODUCTS[-1]][0]))
-    xs = {inner: random(rows, inner) for inner in {product.inner for product in PRODUCTS}}
+    alone, in_step = ({it: it.x(rows, alone) for it in PRODUCTS} for alone in (True, False))
     options = {product: product.options(rows) for product in PRODUCTS}
     ours = functools.partial(few_rows_product, workspace=few_rows_workspace(rows, [it[0] for it in weights.values()]))
 
     def all_of(form: Callable, in_a_step: bool) -> Graph:
         return captured(
-            lambda: [form(xs[it.inner], weight, **(options[it] if in_a_step else {})) for it, weight in order]
+            lambda: [
+                form(in_step[it], weight, **options[it]) if in_a_step else form(alone[it], weight)
+                for it, weight in order
+            ]
         )
 
     graphs = {"ours": all_of(ours, False), "cuBLAS": all_of(F.linear, False), "ours, in a step": all_of(ours, True)}
@@ -163,12 +185,11 @@ def measure_step(rows: int, copy: float) -> dict:
 def candidates(product: Product, rows: int) -> Iterator[FewRowsTiles]:
     """Tiles that the sweep tries."""
     least, most = (share * known(machine().sm_count) for share in PROGRAMS_SWEPT)
-    outers, blocks = ((16, 32, 64), ((128, 5), (256, 3), (256, 4))) if rows <= 16 else (
-        (32, 64, 128), ((64, 4), (64, 6), (128, 3), (128, 4)))  # fmt: skip
-    for outer, (inner, stages), splits, warps in itertools.product(outers, blocks, (1, 2, 4, 8), (4, 8)):
+    blocks = ((128, 5), (256, 3), (256, 4)) if rows <= 16 else ((64, 4), (64, 6), (128, 3), (128, 4))
+    for outer, (inner, stages), splits, warps in itertools.product((32, 64, 128), blocks, (1, 2, 4, 8), (4, 8)):
         programs = triton.cdiv(product.outer, outer) * splits
         fits = splits == 1 or (least <= programs <= most and splits * inner * 2 <= product.inner)
-        if fits and (warps == 4 or rows > 16 or outer == 64):
+        if fits and (warps == 4 or rows > 16 or outer >= 64):
             yield FewRowsTiles(outer, inner, splits, warps, stages)
 
 
@@ -182,8 +203,8 @@ def sweep(rows: int, names: Sequence[str] | None = None, dependent: bool | None 
     found: dict[str, list] = {}
     dependent = dependent_launches() if dependent is None else dependent
     for product in [it for it in PRODUCTS if names is None or it.name in names]:
-        x, weights, options = random(rows, product.inner), product.weights(product.copies()), product.options(rows)
-        chosen = few_rows_tiles(rows, product.outer, product.inner, x.dtype, architecture_of(x.device),
+        x, weights, options = product.x(rows), product.weights(product.copies()), product.options(rows)
+        chosen = few_rows_tiles(rows, product.outer, product.inner, torch.bfloat16, architecture_of(weights[0].device),
                                 known(machine().sm_count))  # fmt: skip
         graphs: dict[str, Graph] = {}
         for tiles in dict.fromkeys([chosen, *candidates(product, rows)]):

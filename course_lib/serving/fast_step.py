@@ -137,8 +137,7 @@ class FastSteps:
         self.forget()
         self._memory.check()
         with torch.inference_mode():
-            hidden = self._weights.hidden(tokens, cache.places, cache.slots, cache.attend_rows)
-            return self._weights.logits(hidden[wanted])
+            return self._weights.logits(tokens, cache.places, cache.slots, cache.attend_rows, wanted)
 
     def _step(self, batch: int, widest: int) -> "FastStep":
         """The smallest graph for so many sequences of so many pages."""
@@ -212,8 +211,7 @@ class FastStep:
 
         def run() -> torch.Tensor:
             with torch.no_grad():
-                hidden = weights.hidden(given["tokens"], given["positions"], given["slots"], attend)
-                logits = weights.logits(hidden)
+                logits = weights.logits(given["tokens"], given["positions"], given["slots"], attend)
                 options = {name: given[name] for name in OPTIONS}
                 return sample(logits, **options, seeds=given["seeds"], positions=given["lengths"])
 

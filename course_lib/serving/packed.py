@@ -1,18 +1,15 @@
 """A decoder's weights as few matrices as there are products, and a step over them in few launches.
 
     weights = PackedDecoder(model, keys, values, rows=64, places=8192)
-    hidden = weights.hidden(tokens, positions, slots, attend)       # [tokens, width]: any tokens of any sequences
-    logits = weights.logits(hidden)
+    logits = weights.logits(tokens, positions, slots, attend)       # [tokens, vocabulary]: any tokens of any sequences
 
     of a layer                                                          launches
-    the addition before, RMSNorm                                        1
     Q, K and V, one product                                             1
     QK-norm, rotation, append                                           1
     attention                                                           what `attend` takes
-    output, one product                                                 1
-    addition, RMSNorm                                                   1
-    silu(gate) · up, one product                                        1, or 2 where cuBLAS is faster
-    down, one product                                                   1
+    output, one product, and the addition behind it                     1, or 2 where cuBLAS is faster
+    silu(gate) · up, one product                                        1, or 2
+    down, one product, and the addition behind it                       1, or 2
 
 As the decoder's operations these are 20 and more. Each starts while the one before still runs, where the GPU can do
 that: a product's first weights come meanwhile.
@@ -28,7 +25,8 @@ from torch import nn
 from course_lib.kernels.common.dependent import dependent_launches
 from course_lib.kernels.fused.add_rms_norm import add_rms_norm_forward
 from course_lib.kernels.fused.rope_append_pages import rope_append_to_pages
-from course_lib.kernels.products.dispatch import product
+from course_lib.kernels.products.dispatch import product, product_before_norm
+from course_lib.kernels.products.few_rows import Unscaled
 from course_lib.kernels.products.tiles import MOST_ROWS
 from course_lib.kernels.products.workspace import few_rows_workspace
 from course_lib.models.decoder import Decoder
@@ -74,37 +72,40 @@ class PackedDecoder:
         ]
         self._workspace = few_rows_workspace(min(rows, MOST_ROWS), matrices)
 
-    def hidden(
-        self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, attend: Callable
-    ) -> torch.Tensor:
-        """What the logits are made of, [tokens, width]; keys and values join the cache.
+    def logits(
+        self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, attend: Callable,
+        wanted: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Logits [tokens, vocabulary], or [wanted, vocabulary]; keys and values join the cache.
 
         tokens, positions, slots: int64 [tokens], as `rope_append_to_pages` takes them. attend: `attend(layer, query)`
-        gives attention of query [tokens, query_heads, head_dim], contiguous.
+        gives attention of query [tokens, query_heads, head_dim], contiguous. wanted: whose logits, all when None.
         """
-        x, update = F.embedding(tokens, self.embedding), None  # [tokens, width]
-        for number, layer in enumerate(self.layers):
-            normalised, x = self._added(x, update, layer.attention_norm)
+        x = F.embedding(tokens, self.embedding)  # [tokens, width]: the stream
+        first, epsilon = self.layers[0].attention_norm, self.norm.epsilon
+        normalised: torch.Tensor | Unscaled
+        normalised = add_rms_norm_forward(x, None, first.weight, epsilon, dependent=self.early)[0]
+        norms_behind = [layer.attention_norm for layer in self.layers[1:]] + [self.norm]
+        for number, (layer, norm) in enumerate(zip(self.layers, norms_behind)):
             query = rope_append_to_pages(
                 self._product(normalised, layer.project), *self.angles, self.keys[number], self.values[number],
                 positions, slots, False, **layer.head_norms, dependent=self.early,
             )  # fmt: skip
             attended = attend(number, query).flatten(1)
-            normalised, x = self._added(x, self._product(attended, layer.output), layer.feed_norm)
-            update = self._product(self._product(normalised, layer.feed, gated=True), layer.down)
-        return self._added(x, update, self.norm)[0]
+            normalised, x = self._before_norm(attended, layer.output, x, layer.feed_norm)
+            normalised, x = self._before_norm(self._product(normalised, layer.feed, gated=True), layer.down, x, norm)
+        if wanted is not None:
+            if not len(wanted):
+                return x.new_empty(0, len(self.head))
+            some = isinstance(normalised, Unscaled)
+            normalised = Unscaled(*(part[wanted] for part in normalised)) if some else normalised[wanted]
+        return self._product(normalised, self.head)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, vocabulary] of hidden [rows, width]."""
-        return self._product(hidden, self.head)
+    def _product(self, x: torch.Tensor | Unscaled, weight: torch.Tensor, gated: bool = False) -> torch.Tensor:
+        return product(x, weight, self.norm.epsilon, gated=gated, workspace=self._workspace)
 
-    def _added(self, x: torch.Tensor, update: torch.Tensor | None, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
-        """(normalised, summed) of x + update, or of x where there is no update."""
-        normalised, summed = add_rms_norm_forward(x, update, norm.weight, norm.epsilon, dependent=self.early)
-        return normalised, x if summed is None else summed
-
-    def _product(self, x: torch.Tensor, weight: torch.Tensor, gated: bool = False) -> torch.Tensor:
-        return product(x, weight, gated=gated, workspace=self._workspace)
+    def _before_norm(self, x: torch.Tensor, weight: torch.Tensor, stream: torch.Tensor, norm: RMSNorm) -> tuple:
+        return product_before_norm(x, weight, stream, norm.weight, norm.epsilon, self._workspace)
 
 
 def packed(block) -> PackedLayer:

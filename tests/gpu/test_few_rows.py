@@ -10,7 +10,7 @@ from course_lib.kernels.products.few_rows import few_rows_product
 from course_lib.kernels.products.tiles import FewRowsTiles
 from course_lib.kernels.products.workspace import few_rows_workspace
 from tests.kernels.fused.cases import normal
-from tests.kernels.products.few_rows_error import assert_right
+from tests.kernels.products.few_rows_error import assert_right, unscaled
 
 pytestmark = pytest.mark.skipif(interpreting(), reason="needs a GPU: tests/kernels/products has the interpreter's part")
 SIZES = [(3072, 2048), (2048, 8192), (16_384, 2048), (1152, 576), (1001, 333), (32, 8192)]
@@ -23,10 +23,10 @@ def test_every_option_is_right_in_every_dtype(outer, inner, rows, dtype):
     x = normal(1, rows, inner, dtype=dtype)
     weight = normal(2, outer, inner, dtype=dtype, scale=inner**-0.5)
     assert_right(x, weight)
-    gain = normal(3, inner, dtype=dtype)
-    assert_right(x, weight, epsilon=1e-5, gain=gain, residual=normal(4, rows, outer, dtype=dtype))
+    gain = normal(3, outer, dtype=dtype)
+    assert_right(x, weight, gain=gain, residual=normal(4, rows, outer, dtype=dtype))
     if outer % 2 == 0:
-        assert_right(x, weight, epsilon=1e-5, gain=gain, gated=True)
+        assert_right(unscaled(x, 32), weight, epsilon=1e-5, gated=True)
 
 
 @pytest.mark.parametrize("dependent", [False, True])
@@ -38,12 +38,13 @@ def test_a_graph_replays_products_with_the_same_bits_a_thousand_times(rows, depe
         pytest.skip("kernels start early from sm_90 on")
     weights = [normal(seed, 2048, 2048, dtype=torch.float16, scale=0.02) for seed in range(8)]
     workspace = few_rows_workspace(rows, weights)
-    x = normal(9, rows, 2048, dtype=torch.float16)
+    x, gain = normal(9, rows, 2048, dtype=torch.float16), torch.ones(2048, dtype=torch.float16, device="cuda")
 
     def products(dependent: bool):
-        result = x
+        result, before = x, unscaled(x)
         for weight in weights:
-            result = few_rows_product(result, weight, epsilon=1e-5, workspace=workspace, dependent=dependent)
+            result, before = few_rows_product(before, weight, epsilon=1e-5, residual=result, gain=gain,
+                                              workspace=workspace, dependent=dependent)  # fmt: skip
         return result
 
     first = products(False).clone()

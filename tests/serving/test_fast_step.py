@@ -106,7 +106,8 @@ def in_pytorch(monkeypatch):
         return add_rms_norm_reference(x, residual, weight, epsilon)
 
     monkeypatch.setattr(packed, "rope_append_to_pages", rope_append)
-    monkeypatch.setattr(packed, "add_rms_norm_forward", normalise)
+    for module in (packed, dispatch):
+        monkeypatch.setattr(module, "add_rms_norm_forward", normalise)
     monkeypatch.setattr(dispatch, "swiglu_forward", swiglu_reference)
     monkeypatch.setattr(fast_step, "paged_decode_attention", attend)
     monkeypatch.setattr(fast_step, "sample", lambda logits, **_: logits.argmax(dim=-1))
@@ -284,6 +285,11 @@ def test_a_product_s_kernel_is_chosen_by_its_rows(rows, dtype, arch, ours):
 def test_a_product_is_the_same_by_either(rows):
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(size, 24, generator=generator) for size in (rows, 12))
-    torch.testing.assert_close(dispatch.product(x, weight), x @ weight.T)
+    torch.testing.assert_close(dispatch.product(x, weight, 0.1), x @ weight.T)
     gate, up = (x @ weight.T).chunk(2, dim=-1)
-    torch.testing.assert_close(dispatch.product(x, weight, gated=True), F.silu(gate) * up)
+    torch.testing.assert_close(dispatch.product(x, weight, 0.1, gated=True), F.silu(gate) * up)
+    stream, gain, behind = (torch.randn(size, generator=generator) for size in ((rows, 12), (12,), (5, 12)))
+    normalised, summed = dispatch.product_before_norm(x, weight, stream, gain, 0.1)
+    torch.testing.assert_close(summed, stream + x @ weight.T)
+    exact = F.rms_norm(summed, (12,), gain, 0.1) @ behind.T
+    torch.testing.assert_close(dispatch.product(normalised, behind, 0.1), exact)

@@ -2,13 +2,19 @@
 
 import torch
 
-from course_lib.kernels.common.checks import check_dimensions, check_runnable, check_same
+from course_lib.kernels.common.checks import (
+    check_contiguous,
+    check_dimensions,
+    check_runnable,
+    check_same,
+    check_tensor,
+)
 from course_lib.kernels.fused.checks import check_epsilon, check_weight
 from course_lib.kernels.products.tiles import LEAST_ROWS, MOST_ROWS, FewRowsTiles
 
 
-def check_arguments(x, weight, epsilon, gain, gated, residual) -> int:
-    """How many columns the result has."""
+def check_arguments(x, weight, squares, epsilon, gated, residual, gain) -> int:
+    """How many columns the result has. squares: those of `Unscaled` rows x; None for a tensor x."""
     check_matrix("x", x, "[rows, inner]")
     if x.shape[0] > MOST_ROWS:
         raise ValueError(
@@ -18,17 +24,29 @@ def check_arguments(x, weight, epsilon, gain, gated, residual) -> int:
     check_same("weight", weight, "x", x, inner_dimension=(weight.shape[1], x.shape[1]))
     if gated and weight.shape[0] % 2:
         raise ValueError(f"weight has {weight.shape[0]} rows; gated, it must have as many for up as for the gate.")
-    if epsilon is not None:
-        check_epsilon(epsilon)
-    if gain is not None:
-        if epsilon is None:
-            raise ValueError("gain is given and epsilon is None; pass the epsilon of the norm that it belongs to.")
-        check_weight(gain, x, "gain")
+    check_norm_before(x, squares, epsilon)
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
     if residual is not None:
         check_matrix("residual", residual, "[rows, columns]")
         check_same("residual", residual, "x", x, shape=(tuple(residual.shape), (x.shape[0], columns)))
+    if gain is not None:
+        check_weight(gain, x, "gain", columns, "column of the result")
     return columns
+
+
+def check_norm_before(x, squares, epsilon) -> None:
+    if (squares is None) != (epsilon is None):
+        given = f"epsilon is {epsilon!r}; it" if squares is None else "epsilon is None; it"
+        raise ValueError(f"{given} belongs to Unscaled rows: pass both, or a tensor x and no epsilon.")
+    if squares is not None:
+        check_epsilon(epsilon)
+        check_tensor("squares", squares, (torch.float32,))
+        check_contiguous("squares", squares)
+        if squares.dim() != 2 or squares.shape[0] != x.shape[0] or squares.shape[1] < 1 or squares.device != x.device:
+            raise ValueError(
+                f"squares has shape {tuple(squares.shape)} on {squares.device}; it must be [{x.shape[0]}, parts], on "
+                f"{x.device}."
+            )
 
 
 def check_matrix(name: str, tensor, dimensions: str) -> None:

@@ -21,17 +21,15 @@ class ProductWorkspace(NamedTuple):
     """Made by `few_rows_workspace`; for one product at a time."""
 
     parts: torch.Tensor  # float32 [any]: tile after tile, of it part after part, [rows, tile's outer] of each
-    squares: torch.Tensor  # float32 [any]: in the same order, [rows] of each: sums of squares
     arrivals: torch.Tensor  # int32 [tiles], all 0
 
 
-def sizes_of(rows: int, outer: int, tiles: FewRowsTiles) -> tuple[int, int, int]:
+def sizes_of(rows: int, outer: int, tiles: FewRowsTiles) -> tuple[int, int]:
     """How many numbers a product needs in each tensor of its workspace."""
     if tiles.splits == 1:
-        return 0, 0, 0
+        return 0, 0
     programs = triton.cdiv(outer, tiles.outer)
-    squares = programs * tiles.splits * rows
-    return squares * tiles.outer, squares, programs
+    return programs * tiles.splits * rows * tiles.outer, programs
 
 
 def few_rows_workspace(
@@ -42,20 +40,19 @@ def few_rows_workspace(
     weights: [outer, inner] each, on one device. tiles: in which all of them are cut; those that are chosen when None.
     """
     device = weights[0].device
-    needed = [(0, 0, 0)]
+    needed = [(0, 0)]
     for outer, inner, dtype in {(*weight.shape, weight.dtype) for weight in weights}:
         for some in {min(rows, most) for most in (LEAST_ROWS, 2 * LEAST_ROWS, rows)}:
             cut = tiles or few_rows_tiles(some, outer, inner, dtype, architecture_of(device),
                                           multiprocessor_count(device))  # fmt: skip
             needed.append(sizes_of(some, outer, cut))
-    parts, squares, arrivals = (max(sizes) for sizes in zip(*needed))
+    parts, arrivals = (max(sizes) for sizes in zip(*needed))
     return ProductWorkspace(torch.empty(parts, dtype=torch.float32, device=device),
-                            torch.empty(squares, dtype=torch.float32, device=device),
                             torch.zeros(arrivals, dtype=torch.int32, device=device))  # fmt: skip
 
 
 def take_workspace(workspace, rows: int, outer: int, tiles: FewRowsTiles, device) -> tuple:
-    """(parts, squares, arrivals) of a product; None each where nothing is split.
+    """(parts, arrivals) of a product; None each where nothing is split.
 
     Raises a ValueError when a given workspace does not fit.
     """
@@ -63,15 +60,14 @@ def take_workspace(workspace, rows: int, outer: int, tiles: FewRowsTiles, device
     if workspace is not None:
         check_workspace(workspace, sizes, device)
     if tiles.splits == 1:
-        return None, None, None
+        return None, None
     if workspace is not None:
         return tuple(workspace)
-    parts, squares, arrivals = sizes
-    return (torch.empty(parts, dtype=torch.float32, device=device),
-            torch.empty(squares, dtype=torch.float32, device=device), arrival_counters(arrivals, device))  # fmt: skip
+    parts, arrivals = sizes
+    return torch.empty(parts, dtype=torch.float32, device=device), arrival_counters(arrivals, device)
 
 
-def check_workspace(workspace, sizes: tuple[int, int, int], device) -> None:
+def check_workspace(workspace, sizes: tuple[int, int], device) -> None:
     if not isinstance(workspace, ProductWorkspace):
         raise ValueError(f"workspace is a {type(workspace).__name__}; it must be what few_rows_workspace() returns.")
     if workspace.parts.device != device:
@@ -79,6 +75,6 @@ def check_workspace(workspace, sizes: tuple[int, int, int], device) -> None:
     given = tuple(tensor.numel() for tensor in workspace)
     if any(have < need for have, need in zip(given, sizes)):
         raise ValueError(
-            f"workspace has room for {given} parts, sums of squares and counters; this product needs {sizes}. Make it "
+            f"workspace has room for {given} parts and counters; this product needs {sizes}. Make it "
             "with few_rows_workspace(rows, weights) for the most rows and all the weights that it is to serve."
         )
