@@ -369,7 +369,8 @@ measured("11 expanded decode step", slow / fast, "times as long as absorbed")
 # counts both.
 #
 # The first picture shows the roofline of an H200 by its datasheet, and the second one that of this machine. **Predict**
-# at how many heads this machine's roof bends.
+# at how many heads this machine's roof bends. (If chapter 01 has not measured this machine, the second cell does it
+# first, which takes some ten seconds.)
 
 # %%
 from course_lib.figures.latent.roofline import draw_datasheet_roofline, draw_latent_roofline

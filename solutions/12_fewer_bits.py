@@ -871,8 +871,9 @@ draw_plan_gains(h200_times, "INT4 and 131,072 tokens of context on an H200, by i
 #
 # The second picture is a count for this machine, with its own ceilings: its bandwidth, its rate of products, and half
 # of its multiply-add FLOPs as its rate of instructions. **Predict** whether it gains more or less than an H200 for one
-# query token. On a GPU the cell also measures a decode step: "keep" with the library's kernel for 16 bits, "fuse" with
-# the library's kernel for INT4, and the kernel of 12.5.
+# query token. Where this machine has not been measured yet, the cell does it first, in ten to twenty seconds. On a GPU
+# the cell also measures a decode step: "keep" with the library's kernel for 16 bits, "fuse" with the library's kernel
+# for INT4, and the kernel of 12.5.
 
 # %%
 roof = ceilings()
@@ -1081,7 +1082,8 @@ for name, found in errors.items():
 # token is decoded from 4-bit codes. The kernel has no window, so keys in a group that is not full yet are rounded too,
 # and such a group is quantised anew at each step. (`int4_decode_of_codes` in `course_lib/models/plugged.py` does that.)
 #
-# **Predict**: does the model write the same text as with a whole cache, from the first byte to the last?
+# Without a GPU the cell takes five to ten seconds, more on a busy machine. **Predict**: does the model write the same
+# text as with a whole cache, from the first byte to the last?
 
 # %%
 import textwrap
