@@ -338,8 +338,9 @@ measured("11 expanded decode step", slow / fast, "times as long as absorbed")
 
 # %% [markdown]
 # By FLOPs the factor is $(512 \cdot 256 + 320) / 1088 = 121$. The measured factor may be smaller or larger than 121,
-# for two reasons. The large products of the expanded form run at a higher rate than the thin ones of a decode step, but
-# the expanded form also writes the keys and values of all heads to memory and reads them again.
+# for two reasons. The large products of the expanded form run at a higher rate than the thin ones of a decode step,
+# which makes the factor smaller. But the expanded form also writes the keys and values of all heads to memory and reads
+# them again, which makes it larger.
 #
 # ## A decode step that computes instead of waiting
 #
@@ -1132,8 +1133,8 @@ draw_beside_flashinfer(recorded("latent", "h100"))
 # %% [markdown]
 # With 16 heads all kernels wait for memory, and the portable one is as fast as the others. With 128 heads and a large
 # batch the matrix products take most of the time. There the portable kernel reaches 0.60 to 0.77 of FlashInfer's speed
-# and the Hopper kernel 0.93 to 1.03, because in the seesaw one warp group keeps the tensor cores busy while the other
-# computes its softmax.
+# and the Hopper kernel 0.93 to 1.03. The seesaw makes the difference: one warp group keeps the tensor cores busy while
+# the other computes its softmax.
 #
 # **Your kernel at a glance.** The speeds are the portable kernel's in this run, and the rest is derived.
 #
