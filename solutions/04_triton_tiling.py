@@ -387,18 +387,19 @@ watch(best_attention, *(torch.randn(2, 128, 16) for _ in range(3)))
 #
 # ## When your kernel is wrong
 #
-# A check tells you what is wrong with an exercise. Your own kernels have no check, so here is how to find a mistake
-# yourself. It takes ten minutes. The next cell holds a kernel with two mistakes. They are hidden as real ones are: with
-# little padding and contiguous tensors its result is right.
+# A check tells you what is wrong with your answer to an exercise. Your own kernels have no check, so in this section
+# you learn to find a mistake yourself. It takes ten minutes. The kernel in the next cell has two mistakes. They are as
+# well hidden as real ones: with little padding and contiguous tensors its result is right.
 #
 # The kernel computes attention for one query in each of four sequences. Their prompts have different lengths, so they
 # are *padded on the left*: sequence 2 has 20 keys of padding before its first real one. Padding gets the score
 # $-\infty$. The values lie in a buffer with room for 80 tokens, of which 64 are in use.
 #
-# **1. Write down the meaning.** You need a few lines of plain PyTorch that cannot be wrong: `left_padded_meaning`.
+# **1. Write down the meaning.** Write a few lines of plain PyTorch, so simple that you can see that they are right.
+# Here they are `left_padded_meaning`.
 #
-# **2. Make it small, and look where the errors are.** Four programs and four tiles are enough. Do not print one error
-# for the whole tensor: print one for each program. A pattern is half of the answer.
+# **2. Make it small, and look where the errors are.** Four programs and four tiles are enough. Print one error for each
+# program, not one for the whole tensor: which programs are wrong tells you where to look.
 
 # %%
 @triton.jit
@@ -470,9 +471,9 @@ for sequence, error in enumerate((left_padded(*padded)[0] - true_output).abs().a
 #
 # **4. Take one program, and compare it step by step with its meaning.** The kernel has a `trace` for this: the program
 # with the number `traced` stores its running maximum and sum after each tile. Such a store works on a GPU as well as in
-# the interpreter, it prints no walls of numbers, and PyTorch can compute what should be there. (If program 0 is wrong
-# already, a grid of one program will do.) The next cell compares program 2. **Predict:** in which tile is the first
-# NaN?
+# the interpreter, it prints no walls of numbers, and PyTorch can compute what should be there. (If program 0 is wrong,
+# you can launch that one alone, with a grid of one program.) The next cell compares program 2. **Predict:** in which
+# tile is the first NaN?
 
 # %%
 def compare_trace(sequence):
@@ -488,12 +489,12 @@ def compare_trace(sequence):
 compare_trace(2)
 
 # %% [markdown]
-# The maximum is right all the way. The sum is NaN from tile 0 on, and the maximum there is $-\infty$: all 16 keys are
-# padding. So `scores - new_max` is $-\infty - (-\infty)$. The later tiles have nothing wrong with them, but a sum that
-# is NaN stays NaN. Sequence 1 has only 5 keys of padding, so its first tile has a finite maximum.
+# The maximum is right after every tile. The sum is NaN from tile 0 on. After that tile the maximum is $-\infty$,
+# because all its 16 keys are padding. So `scores - new_max` is $-\infty - (-\infty)$. Nothing is wrong in the later
+# tiles, but a sum that is NaN stays NaN. Sequence 1 has only 5 keys of padding, so its first tile has a finite maximum.
 #
-# In the interpreter there is a shorter way to the same line. It computes with NumPy, and NumPy can raise an error where
-# a NaN is made:
+# In the interpreter there is a shorter way to find that line. The interpreter computes with NumPy, which can raise an
+# error where a NaN is made:
 
 # %%
 import traceback
@@ -512,23 +513,24 @@ else:
                 print(f"{error.__cause__}, in the line\n    {frame.line}")
 
 # %% [markdown]
-# No line means that no NaN is made. One that a later `tl.where` takes out again is reported as well.
+# If the cell prints no line, the kernel makes no NaN. It also reports a NaN that a later `tl.where` replaces.
 #
-# **5. Look into it.** Without a GPU a kernel is ordinary Python, so you may write `print(scores)` into it, or stop in
-# it: by `breakpoint()` in a file, and by `import pdb; pdb.set_trace()` in a notebook, where `breakpoint()` does
-# nothing. Then `p scores` shows the tile, `n` runs the next line, `c` goes on to the next stop, and `q` ends it.
-# `if sequence == 2:` before it stops in one program alone. If you have a GPU, put the kernel and its launch into a file
-# and start it with `TRITON_INTERPRET=1 python file.py`: small inputs, on the CPU.
+# **5. Look into the kernel.** Without a GPU a kernel is ordinary Python, so you may write `print(scores)` into it, or
+# stop in it. To stop, write `breakpoint()` in a file. In a notebook that does nothing, so write
+# `import pdb; pdb.set_trace()` there. Then `p scores` shows the tile, `n` runs the next line, `c` goes on to the next
+# stop, and `q` ends it. To stop in one program alone, write `if sequence == 2:` before it. If you have a GPU, put the
+# kernel and its launch into a file, with small inputs on the CPU, and start it with
+# `TRITON_INTERPRET=1 python file.py`.
 #
 #     > file.py(33)left_padded_kernel()
 #     -> weights = tl.exp(scores - new_max)
 #     (Pdb) p new_max
 #     array([-inf], dtype=float32)
 #
-# In a compiled kernel `breakpoint()` is an error. There `tl.device_print("scores", scores)` prints, but from each of
-# the program's threads: on an H200, one number made 128 equal lines, and a tile of 8 numbers another 128. So store what
-# you want to see, as the trace does, or print it in the interpreter, where `device_print` shows each tile once. Take
-# all this out again before you check or time the kernel.
+# In a compiled kernel `breakpoint()` is an error. There `tl.device_print("scores", scores)` prints, but each of the
+# program's threads prints a line: on an H200, one number made 128 equal lines, and a tile of 8 numbers another 128. So
+# store what you want to see, as the trace does, or print it in the interpreter, where `device_print` shows each tile
+# once. Take all this out again before you check or time the kernel.
 #
 # **6. Bisect what is left.** Now sequence 1. Its trace shows which half of the kernel is at fault.
 
@@ -536,18 +538,18 @@ else:
 compare_trace(1)
 
 # %% [markdown]
-# The maximum and the sum agree with PyTorch after each tile. So the keys, the scores and the weights are right, and
-# the mistake is behind them, where the values come in. And sequence 0 is right. What is 0 for program 0 and not for
-# program 1? Everything that is multiplied by `sequence`. `watch` shows where a program's loads go:
+# The maximum and the sum agree with PyTorch after each tile. So the keys, the scores and the weights are right, and the
+# mistake comes after them, where the values are used. Sequence 0 is right, so suspect everything that is multiplied by
+# `sequence`: for program 0 that is 0, whatever the stride. `watch` shows where a program's loads go:
 
 # %%
 watch(lambda *tensors: left_padded(*tensors)[0], *padded, program=1)
 
 # %% [markdown]
 # The program reads all 64 of its keys. Of its values it reads only 48. The other 16 rows that it reads lie before them,
-# in the unused end of sequence 0's buffer. So the values' load begins too early, at 1024 instead of 1280: it uses
-# `key_stride`. On contiguous tensors of one shape the two strides are equal, and the kernel is right. This is why you
-# test a kernel on views.
+# in the unused end of sequence 0's buffer. So the load of the values begins too early, at element 1024 instead of 1280,
+# because it uses `key_stride`. On contiguous tensors of one shape the two strides are equal, and the kernel is right.
+# This is why you test a kernel on views.
 #
 # **Your turn.** Mend both mistakes in the kernel's cell and run it again, until all four errors are about 1e-7.
 #
@@ -568,16 +570,16 @@ watch(lambda *tensors: left_padded(*tensors)[0], *padded, program=1)
 # | it differs from run to run, or is wrong only on a GPU | a race | `watch` |
 # | it fails for large tensors only | an offset beyond 2³¹ | a tensor of over 2³¹ elements; `.to(tl.int64)` mends it |
 # | "illegal memory access" | a load or store outside of a tensor | `watch`, compute-sanitizer |
-# | it is right and slow | | `metered` for the bytes, `profile` (chapter 15) for the rest |
+# | it is right but slow | | `metered` for the bytes, `profile` (chapter 15) for the rest |
 #
 # ## What only a GPU shows · deeper
 #
-# The interpreter is kinder than a GPU in three ways.
+# The interpreter hides three kinds of mistakes, which may show on a GPU.
 #
 # **It runs one program after the other.** So a *race* goes unnoticed. The next kernel counts positive numbers: each
-# program loads the count, adds its own, and stores it. On a GPU the programs run at the same time and load the same
-# old count, so most additions are lost: once, on an H200, it counted 29 of 2,041. `watch` knows which programs touch
-# an element, and finds the race on any machine. (A check runs your programs in several orders, for the same reason.)
+# program loads the count, adds its own, and stores it. On a GPU the programs run at the same time and load the same old
+# count, so most additions are lost. In one run on an H200 it counted 29 of 2,041. `watch` knows which programs touch an
+# element, and finds the race on any machine. (A check runs your programs in several orders, for the same reason.)
 
 # %%
 @triton.jit
@@ -605,12 +607,12 @@ print("\n".join(line for line in seen if "race" in line) or "no race")
 # the tensor. No small test shows it. Cast the number of the program, head or page to `tl.int64` before you multiply it
 # by a stride, as 4.3 does.
 #
-# **It forgives loads outside of a tensor.** They reach whatever lies there; only one that goes very far ends the
-# process, without a message. Most of them do no visible harm on a GPU either, because PyTorch hands out pieces of a few
-# large blocks of memory. Only an address outside of all blocks is an "illegal memory access". You are told late, by
-# whatever you call next, and the process cannot use the GPU any more. With `CUDA_LAUNCH_BLOCKING=1` the launch itself
-# raises the error. The quiet ones are found by NVIDIA's
-# *compute-sanitizer*, which comes with the CUDA toolkit, if every tensor has a block of its own:
+# **It reports no load outside of a tensor.** Such a load gets whatever lies there. Only one that goes very far ends the
+# process, without a message. On a GPU most of them do no visible harm either, because PyTorch hands out pieces of a few
+# large blocks of memory. Only an address outside of all blocks is an "illegal memory access". The error comes late,
+# from whatever you call next, and after it the process cannot use the GPU any more. With `CUDA_LAUNCH_BLOCKING=1` the
+# launch itself raises the error. NVIDIA's *compute-sanitizer*, which comes with the CUDA toolkit, finds the loads that
+# raise no error, if every tensor has a block of its own:
 #
 #     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python file.py
 #
@@ -1612,9 +1614,9 @@ decoder.attention = versions["tiled"]
 # Answer these on paper, with the numbers of your own machine: `roof.matmul_rate` and `roof.memory_bandwidth`. Then run
 # the next cell and open the answers.
 #
-# 1. How long must attention take at least here, for the question's layer: 32 heads, 8192 tokens, dimension 128? Is it
-#    arithmetic or memory that sets this time?
-# 2. From which length on is it arithmetic?
+# 1. What is the least time that attention takes here for the question's layer: 32 heads, 8192 tokens, dimension 128?
+#    Does arithmetic or memory set this time?
+# 2. From which length on does arithmetic set it?
 # 3. A step of a program multiplies 64 queries with 64 keys, and the weights with 64 values, all of dimension 128. How
 #    many bytes does your memory deliver in the time of these products? Is that enough for the step's 32 KiB of keys and
 #    values?

@@ -6,10 +6,11 @@
 # context of 32,768 tokens would take 131 GB. The model stores 576 numbers instead, which makes 2.3 GB: 57 times less.
 # Grouped-query attention with 2.25 KV heads would be as small, but then 57 query heads would share each key. In
 # DeepSeek-V3 all 128 heads keep keys and values *of their own*. How can 128 heads do that with one row of 576 numbers?
-# And what does a decode step then cost? An H200 reads 2.3 GB in 0.53 ms at 4.37 TB/s (measured, November 2026). Is that
-# how long the attention to this cache takes in a step?
+# And what does a decode step then cost? An H200 reads 2.3 GB in 0.53 ms at 4.37 TB/s (measured, November 2026). Does
+# the attention to this cache take 0.53 ms in a step?
 #
-# Write down your guess for the last question: less than 0.53 ms, about that, or more. You will count it.
+# Write down your guess for the last question: less than 0.53 ms, about that, or more. You will count the time in this
+# chapter.
 #
 # **Time.** About four and a half hours for all six exercises, estimated. The **core path** takes about two hours:
 # exercises 11.1, 11.2 and 11.3, and every section whose heading does not end in *deeper*. You can skip the others: run
@@ -92,8 +93,8 @@ checked = check("11.1", heads_token_bytes, latent_token_bytes, ranks_until_even)
 best_heads_token_bytes, best_latent_token_bytes, best_ranks_until_even = checked.best
 
 # %% [markdown]
-# The next cell draws your numbers for one layer, up to 128 ranks. **Predict** how many times as many bytes the latent
-# leaves on each GPU as 8 KV heads do, once there are 8 ranks or more.
+# The next cell draws your numbers for one layer, up to 128 ranks. **Predict** for 8 ranks and more: on each GPU, how
+# many times the bytes of 8 KV heads does the latent leave?
 
 # %%
 from course_lib.figures.latent.ranks import draw_rank_bytes
@@ -104,20 +105,20 @@ draw_rank_bytes({
     for key_heads in (128, 8)
 } | {"latent": {number: best_latent_token_bytes(1, 512, 64, 2, number) for number in ranks}})
 # %% [markdown]
-# From 4 ranks on, 8 KV heads leave less on each GPU than the latent does, and from 8 ranks on less than half. 128 KV
-# heads leave less only from 64 ranks on. Remember this picture when you read that a latent cache is 57 times smaller:
-# 57 times is the ratio on one GPU.
+# From 4 ranks on, 8 KV heads leave less on each GPU than the latent does, and from 8 ranks on less than half: 512 bytes
+# where the latent leaves 1152, which is 2.25 times as many. 128 KV heads leave less only from 64 ranks on. Remember
+# this picture when you read that a latent cache is 57 times smaller. That is the ratio on one GPU.
 #
 # ## How many numbers does a cache hold?
 #
-# Why can 576 numbers replace 32,768? Because the 32,768 are not independent. All keys and values of a token are
-# computed from the same input vector, and a trained model uses only a few of the directions in which they could point.
+# 576 numbers can replace 32,768 because the 32,768 are not independent. All keys and values of a token are computed
+# from the same input vector, and a trained model uses only a few of the directions in which they could point.
 #
 # You can measure this. Let a trained model read a text, and write the keys and values of all heads of one layer as a
 # matrix with one row for each token. The *singular value decomposition* picks $r$ fixed vectors and approximates every
 # row by a mixture of them, with the smallest possible error. The $r$ vectors are the same for all tokens, so a token
-# needs only $r$ numbers, the amounts in its mixture. The squares of the singular values tell you what share of the
-# matrix's sum of squares is kept with $r$ numbers.
+# needs only $r$ numbers, the amounts in its mixture. It also gives each vector a number, its *singular value*. The
+# squares of these tell you what share of the matrix's sum of squares $r$ numbers keep.
 #
 # The next cell does this for a small model with 4 full heads of dimension 32, so a token has 256 numbers in a layer.
 # (*Full* heads have keys and values of their own.) This model rotates every key by an angle that depends on the token's
@@ -143,11 +144,11 @@ measured("11 numbers that keep 99 %", rank_for(kept["rotation undone"], 0.99), "
 draw_energy(kept, mark=48)
 
 # %% [markdown]
-# Without the rotation, few numbers hold nearly all of it: 46 of 256 in one run. (More than 96 cannot be needed, because
-# all 256 are computed from the 96 numbers of the layer's input.) That is why a short row is enough. With
-# the rotation, as the cache really is, the same share took 156. The same key is rotated by another angle at every
-# position, so the keys spread over more directions. Remember this for the section on positions: **a few numbers are
-# enough for the values and for the keys before their rotation, but not for rotated keys.**
+# Without the rotation, 46 of 256 numbers kept 99 % in one run. (More than 96 cannot be needed, because all 256 are
+# computed from the 96 numbers of the layer's input.) That is why a short row is enough. With the rotation, as the cache
+# really is, the same share took 156. Each position rotates its key by an angle of its own, so the keys spread over more
+# directions. Remember this for the section on positions: **a few numbers are enough for the values and for the keys
+# before their rotation, but not for rotated keys.**
 #
 # The vertical line stands at 48 numbers. That is the row of the same model with latent attention, which you will run at
 # the end. Only 32 of the 48 are the latent, from which keys and values are computed; compare these with the 46. The
@@ -175,9 +176,9 @@ draw_sharing()
 
 # %% [markdown]
 # The obvious way to use this cache is the **expanded** form: compute $k_h$ and $v_h$ for all tokens and all heads, and
-# then attend as always. The result is right, but think of what this does in a decode step. For each head it turns
-# 32,768 latents into 32,768 keys, and for the next token it does so again. The cache is small, but every step rebuilds
-# the large one.
+# then attend as always. The result is right, but it costs much in a decode step. For each head it turns 32,768 latents
+# into 32,768 keys, and for the next token it does so again. The cache is small, but every step computes the large one
+# anew.
 #
 # ## Multiply the query instead
 #
@@ -201,8 +202,8 @@ draw_sharing()
 # | query first | $2 \cdot 512 \cdot 128$ | $2 N \cdot 512$ | 0.034 GFLOP |
 #
 # In the second order the scores cost four times as much, because a dot product now has 512 terms instead of 128. But
-# the matrix costs nearly nothing, so the second order needs 128 times fewer FLOPs in all. The picture shows a layer in
-# both forms.
+# the product with the matrix costs nearly nothing, so the second order needs 128 times fewer FLOPs in all. The next
+# picture shows a layer in both forms.
 
 # %%
 from course_lib.figures.latent.forms import draw_two_forms
@@ -212,7 +213,7 @@ draw_two_forms(heads=128, head_dim=128, latent_dim=512, rope_dim=64)
 # %% [markdown]
 # ## Why rotary positions prevent this
 #
-# One thing stands in the way: positions. Models rotate queries and keys by their positions (*rotary positions*, RoPE),
+# Positions stand in the way of absorbing. Models rotate queries and keys by their positions (*rotary positions*, RoPE),
 # and a key's rotation $R_n$ comes after the matrix: $k_h = R_n W^{UK}_h c$. Then the score of a query at position $m$
 # is
 #
@@ -336,9 +337,10 @@ fast, slow = taken.values()
 measured("11 expanded decode step", slow / fast, "times as long as absorbed")
 
 # %% [markdown]
-# By FLOPs the factor is $(512 \cdot 256 + 320) / 1088 = 121$. The measured factor may be smaller or larger, for two
-# reasons. The large products of the expanded form run at a higher rate than the thin ones of a decode step, but the
-# expanded form also writes the keys and values of all heads to memory and reads them again.
+# By FLOPs the factor is $(512 \cdot 256 + 320) / 1088 = 121$. The measured factor may be smaller or larger than 121,
+# for two reasons. The large products of the expanded form run at a higher rate than the thin ones of a decode step,
+# which makes the factor smaller. But the expanded form also writes the keys and values of all heads to memory and reads
+# them again, which makes it larger.
 #
 # ## A decode step that computes instead of waiting
 #
@@ -352,21 +354,24 @@ measured("11 expanded decode step", slow / fast, "times as long as absorbed")
 # With 128 heads that is 242 FLOP/byte. Grouped-query attention with groups of 8 has 8 FLOP/byte, and multi-head
 # attention has 1.
 #
-# With how many heads is arithmetic the limit instead of memory? That is where $1.89 H$ reaches the machine's balance
-# point. An H200 has 989 TFLOP/s and 4.8 TB/s by its datasheet, so 206 FLOP/byte: 110 heads. With what we measured on
-# one (November 2026, PyTorch 2.11), 720 to 790 TFLOP/s for a large product and 4.37 TB/s for a read, it is 165 to 181
-# FLOP/byte: 88 to 96 heads. So with 128 heads arithmetic is the limit.
+# Arithmetic becomes the limit once there are so many heads that $1.89 H$ reaches the machine's balance point. An H200
+# has 989 TFLOP/s and 4.8 TB/s by its datasheet, so 206 FLOP/byte: 110 heads. With what we measured on one (November
+# 2026, PyTorch 2.11), 720 to 790 TFLOP/s for a large product and 4.37 TB/s for a read, it is 165 to 181 FLOP/byte: 88
+# to 96 heads. So with 128 heads arithmetic is the limit.
 #
 # > **The answer to the opening question: more.** At 32,768 tokens the attention to the cache does $2 \cdot 128 \cdot
 # > 1088 \cdot 32768 \cdot 61 = 557$ GFLOP in a step, which takes at least 0.70 ms at 790 TFLOP/s. Reading the cache
-# > takes 0.53 ms. Both are floors. A real kernel needs more for a single sequence: at this shape the library's
-# > fastest took 37.6 µs a layer on an H100 (measured, November 2026), and 61 layers of that are 2.3 ms.
+# > takes 0.53 ms. Both are floors: at these rates no kernel takes less. A real kernel takes more for a single sequence:
+# > at this shape the library's fastest took 37.6 µs a layer on an H100 (measured, November 2026), and 61 layers of that
+# > are 2.3 ms.
 #
-# That is the attention alone, or a batch of sequences that shares the weights. A single sequence also reads $W^{UK}$
-# and $W^{UV}$ of all layers, 2.0 GB, and then memory is the limit again: exercise 11.6 counts both.
+# These times leave out the weights, which a large batch of sequences reads once for all of them. A step of a single
+# sequence must also read $W^{UK}$ and $W^{UV}$ of all layers, 2.0 GB, and then memory is the limit again. Exercise 11.6
+# counts both.
 #
-# The first picture is an H200 by its datasheet, and the second one is this machine. **Predict** at how many heads this
-# machine's roof bends.
+# The first picture shows the roofline of an H200 by its datasheet, and the second one that of this machine. **Predict**
+# at how many heads this machine's roof bends. (If chapter 01 has not measured this machine, the second cell does it
+# first, which takes some ten seconds.)
 
 # %%
 from course_lib.figures.latent.roofline import draw_datasheet_roofline, draw_latent_roofline
@@ -381,10 +386,11 @@ unit = "float16" if on_gpu else "float32"
 draw_latent_roofline(roof, unit, item_bytes=2 if on_gpu else 4, heads=(1, 16, 32, 64, 128))
 
 # %% [markdown]
-# Two techniques move a decode step along the H200's roofline. With tensor parallelism on 8 ranks, a rank has 16 of the
-# 128 heads, but it still reads the whole row. Its intensity falls to 30 FLOP/byte, so it waits for memory again. With
-# *speculative decoding*, a small model guesses the next few tokens and the large one checks them all in one step. With
-# 4 query tokens every row is multiplied with $4 H$ queries, so the intensity is four times as high.
+# Two techniques change the intensity of a decode step, and so its place on the H200's roofline. With tensor parallelism
+# on 8 ranks, a rank has 16 of the 128 heads, but it still reads the whole row. Its intensity falls to 30 FLOP/byte, so
+# it waits for memory again. With *speculative decoding*, a small model guesses the next few tokens and the large one
+# checks them all in one step. A step then has several query tokens. With 4 of them every row is multiplied with $4 H$
+# queries, so the intensity is four times as high.
 # %% [markdown]
 # ## The kernel that comes to mind first
 #
@@ -455,8 +461,8 @@ print(f"rows in use {cache.nbytes:,} bytes, moved {report.total_bytes:,}: {repor
 # a row that has 48.
 #
 # At DeepSeek-V3's sizes, reading the latent twice costs a factor of $1088 / 576 = 1.89$. This mistake is easy to make,
-# because the formula treats K and V as two tensors. One of vLLM's decode kernels had it, and also too few splits
-# (chapter 08); [vllm#33529](https://github.com/vllm-project/vllm/issues/33529) mends both.
+# because the formula treats K and V as two tensors. One of vLLM's decode kernels made it, and also used too few splits
+# (chapter 08). [vllm#33529](https://github.com/vllm-project/vllm/issues/33529) mends both.
 #
 # ## Read the row once
 #
@@ -469,6 +475,13 @@ print(f"rows in use {cache.nbytes:,} bytes, moved {report.total_bytes:,}: {repor
 #   products for the scores.
 # - The values need no load: they are the tile of latents that you already hold.
 # - Scale the sum of both products, not one of them.
+#
+# The next picture shows one step of the loop: one load, and two uses of what it brings.
+
+# %%
+from course_lib.figures.latent.one_load import draw_one_load
+
+draw_one_load(rows=64, latent_dim=512, rope_dim=64, tokens=32)
 
 # %%
 # Exercise 11.3 · A decode kernel that reads the latent once
@@ -562,8 +575,8 @@ best_latent_decode = check("11.3", latent_decode).best
 # ## Predicted against measured
 #
 # First the bytes. The meter counts both kernels for several numbers of heads, at a context of 64 tokens. A row has 576
-# numbers, as in the question. Each takes four bytes here: in the interpreter float32 works at any width. **Predict**
-# the column of your kernel.
+# numbers, as in the question. Each takes four bytes here, because in the interpreter float32 works at any width.
+# **Predict** the column of your kernel, "row read once".
 
 # %%
 print("heads      head by head      row read once     cache in use")
@@ -576,7 +589,7 @@ for heads in (1, 4, 16, 64):
 
 # %% [markdown]
 # Besides the cache, your kernel moves the queries and outputs: $576 + 512$ numbers for each head. At 64 heads and only
-# 64 tokens they are nearly twice as many bytes as the cache. At 32,768 tokens they would be a 270th of it.
+# 64 tokens they are nearly twice as many bytes as the cache. At 32,768 tokens they would be only a 270th of the cache.
 #
 # Now the time. On a GPU the cell below measures a step for 16, 64 and 128 heads. It also prints the floor, the least
 # time that a step can take: the longer of the time to read the rows and the time for the arithmetic. **Predict** which
@@ -609,9 +622,9 @@ for heads in (16, 64, 128):
     print(line)
 
 # %% [markdown]
-# The course's answer to 11.3 stays above its floor on a Hopper card, for two reasons. It has one program for each 64
-# heads of each sequence, so it needs a large batch to fill the chip; the section on splits changes that. And a tile of
-# 64 rows and 512 columns needs more registers than there are, so the compiler *spills*: it puts some of the numbers
+# On a Hopper card the course's answer to 11.3 takes longer than its floor, for two reasons. It has one program for each
+# 64 heads of each sequence, so it needs a large batch to fill the chip; the section on splits changes that. And a tile
+# of 64 rows and 512 columns needs more registers than there are, so the compiler *spills*: it puts some of the numbers
 # into memory and fetches them again. Compiled for an H100 by Triton 3.9, each thread of the course's answer takes all
 # 255 registers that it can have, and keeps 464 bytes more in memory. Yours may differ. The section on the seesaw shows
 # what FlashMLA, DeepSeek's own kernel, does about that.
@@ -619,11 +632,11 @@ for heads in (16, 64, 128):
 # ## Rows come in tiles of 64 · deeper
 #
 # The rows of a tile are query heads or, with speculative decoding, query heads times query tokens. The tensor cores of
-# a Hopper card multiply 64 rows at a time. FlashMLA fills up a tile that has fewer, so 16 rows take as long as 64, and
-# 65 rows take two tiles.
+# a Hopper card multiply 64 rows at a time. FlashMLA fills a tile that has fewer with empty rows, so 16 rows take as
+# long as 64, and 65 rows take two tiles.
 #
-# That lets you make a prediction without a GPU. FlashMLA computes 16 heads with 1 to 5 query tokens, for 4096 tokens of
-# context. How much longer does it take with 4 query tokens than with 1, and with 5 than with 4? A [report in its
+# So you can predict a time without a GPU. FlashMLA computes 16 heads with 1 to 5 query tokens, for 4096 tokens of
+# context. How many times as long does it take with 4 query tokens as with 1, and with 5 as with 4? A [report in its
 # repository](https://github.com/deepseek-ai/FlashMLA/issues/30) has the times on an H20.
 
 # %%
@@ -636,17 +649,17 @@ measured("11 from 4 to 5 query tokens", REPORTED[5] / REPORTED[4], "times as lon
 draw_tile_steps(heads=16, tile_rows=64)
 
 # %% [markdown]
-# Four query tokens take 2 % longer than one. So guessing three tokens ahead costs attention nearly nothing, because
-# with the token before them they make 64 rows. Five take 1.90 times as long as four. On this card a fourth guess does
-# not pay in the attention itself, because arithmetic is already its limit with one tile. On an H200 the price is
-# smaller. One tile does 121 FLOP/byte there, below the card's 206, so memory is the limit. Two do 242, so five tokens
-# cost $242 / 206 = 1.17$ times as much as four (derived from the datasheet).
+# Four query tokens take 2 % longer than one. So guessing three tokens ahead costs nearly nothing in attention: with the
+# token before them the guesses make 64 rows, which is one tile. Five query tokens take 1.90 times as long as four. On
+# this card a fourth guess does not pay in attention, because one tile is already limited by arithmetic. On an H200 the
+# fourth guess costs less. One tile does 121 FLOP/byte there, below the card's 206, so memory is the limit. Two tiles do
+# 242, so five tokens take $242 / 206 = 1.17$ times as long as four (derived from the datasheet).
 # %% [markdown]
 # ## Split the rows · deeper
 #
 # One sequence with 128 heads makes two programs, on a chip with 132 multiprocessors. Chapter 08's answer works here
 # too: cut the cache's rows into *splits*, attend to each, and merge. In chapter 08 a sequence with 8 KV heads had 8
-# programs even without splits. Here there is only one KV head, so splits matter even more.
+# programs even without splits. Here it has only one KV head, so splits matter even more.
 #
 # How many splits do you need? The programs of one launch are sequences, times blocks of 64 heads, times splits. They
 # should fill the chip's *slots*, the places for running programs, once: that is one *wave*. Programs beyond the slots
@@ -658,7 +671,7 @@ draw_tile_steps(heads=16, tile_rows=64)
 #
 # - **A split may be empty.** Cut 5 tokens into 7 splits: each has ⌈5 / 7⌉ = 1 token, so the last two have none. An
 #   empty split must store zeros and a log-sum-exp of $-\infty$. If it stores nothing, the merge reads memory that
-#   nobody wrote. If it divides 0 by 0, one NaN spreads to the whole row.
+#   nobody wrote. If it divides 0 by 0, its NaN makes the whole merged row NaN.
 # - **The merge is wide.** In chapter 08 a program loaded the results of all splits as one tile. With 64 splits of 512
 #   float32 numbers that tile has 131 KB, as much as the output tile of the split kernel, and with 66 it is filled up to
 #   128 rows and 262 KB. That is all the registers of a multiprocessor. So loop over the splits, and hold one result at
@@ -804,15 +817,15 @@ for batch, heads, length in ((1, 128, 32_768), (1, 16, 32_768), (16, 128, 8192),
 
 # %% [markdown]
 # In chapter 08 the partial results were a thousandth of the cache. Here, in the first line, they are 92 % of it: each
-# of 128 heads has 66 splits, and the cache is 57 times smaller. So the merge counts. Fill the chip once and stop there,
-# because more splits only add bytes.
+# of 128 heads has 66 splits, and the cache is 57 times smaller. So the merge takes time too. Use as many splits as fill
+# the chip once, and no more, because more splits only add bytes.
 #
 # ## The seesaw · deeper
 #
-# On Hopper a product of tiles runs on a group of four warps, a *warp group*. To keep the tensor cores busy you want two
-# groups at work, so that one multiplies while the other computes its softmax. In chapter 09 each warp group has an
-# output tile of its own. Here that does not fit: one tile of 64 × 512 float32 numbers fills half of a multiprocessor's
-# registers, and two would fill all of them.
+# On Hopper a product of tiles runs on a group of four warps, a *warp group*. To keep the tensor cores busy you need two
+# groups, so that one multiplies while the other computes its softmax. In chapter 09 each warp group has an output tile
+# of its own. Here that does not fit: one tile of 64 × 512 float32 numbers fills half of a multiprocessor's registers,
+# and two would fill all of them.
 #
 # FlashMLA solves this with the *seesaw*. Two warp groups, which we call workers, share **one** output tile: the left
 # worker owns columns 0 to 255 and the right worker columns 256 to 511. They also divide the work on the scores. Take
@@ -828,7 +841,7 @@ draw_seesaw()
 # The difficulty is the running maximum. Let $m$ be the maximum before the pair. The even block raises it to $m_0 \ge
 # m$, and the odd block raises that to $m_1 \ge m_0$. A score $s$ of the even block became the weight $e^{s - m_0}$, so
 # we say that it is *measured from* $m_0$. The weights of the odd block are measured from $m_1$, and in the end
-# everything must be. So each part is multiplied by what is missing, once:
+# everything must be, the old output too. So each part is multiplied once by the factor that is missing:
 #
 # | part of a half of the output | measured from | factor in all | with $m = 1$, $m_0 = 3$, $m_1 = 4$ |
 # |---|---|---|---|
@@ -836,9 +849,9 @@ draw_seesaw()
 # | the even block | $m_0$ | $e^{m_0 - m_1}$ | $e^{-1}$ |
 # | the odd block | $m_1$ | 1 | 1 |
 #
-# A worker may take these steps in any order, and that keeps both at work. The left worker adds its own even block at
-# once and the odd one when its weights arrive. The right worker does the opposite. Write the step of one pair in
-# PyTorch. The check refuses any tensor that is larger than one worker's half of the output, so no product may cover
+# A worker may take these steps in any order, so that both have work all the time. The left worker adds its own even
+# block at once and the odd one when its weights arrive. The right worker does the opposite. Write the step of one pair
+# in PyTorch. The check refuses any tensor that is larger than one worker's half of the output, so no product may cover
 # both halves.
 
 # %%
@@ -890,17 +903,17 @@ best_seesaw_attention = check("11.5", seesaw_attention).best
 # %% [markdown]
 # ## Expanded for prefill, absorbed for decode · deeper
 #
-# For one query token the absorbed form is better. For many it is not, because its work for each query is larger. For
-# each head and each pair of a query and a key, the absorbed form takes $2 \cdot 1088$ FLOPs for the score and the sum,
-# and the expanded form only $2 \cdot 320$. The expanded form also takes $2 \cdot 512 \cdot 256$ FLOPs for each head and
-# token of context, but only once, however many queries there are. So with $T$ query tokens on a long context, the FLOPs
-# are equal where
+# For one query token the absorbed form takes less time. For many query tokens it takes more, because its work for each
+# query is larger. For each head and each pair of a query and a key, the absorbed form takes $2 \cdot 1088$ FLOPs for
+# the score and the sum, and the expanded form only $2 \cdot 320$. The expanded form also takes $2 \cdot 512 \cdot 256$
+# FLOPs for each head and token of context, but only once, however many queries there are. So with $T$ query tokens on a
+# long context, the FLOPs are equal where
 #
 # $$T \cdot (1088 - 320) = 512 \cdot 256 \quad\Rightarrow\quad T = 171.$$
 #
 # A prompt has thousands of query tokens, so *prefill* is expanded. A decode step has one to eight, so it is absorbed.
-# But FLOPs are only half of the cost: the expanded form also writes all the keys and values to memory and reads them
-# again. Count both, and choose.
+# But FLOPs are only a part of the cost: the expanded form also writes all the keys and values to memory and reads them
+# again. In the exercise you count the FLOPs and the bytes of both forms, and choose.
 
 # %%
 # Exercise 11.6 · Choose the form
@@ -997,10 +1010,11 @@ draw_form_times(form_times, "128 heads, 32,768 tokens of context, an H200 by its
 # ## Finale: your kernel runs the model
 #
 # Here you run three versions of the course's small model, trained alike on the same text: with 4 full heads, with 2 KV
-# heads, and with latent attention. The third has 4 heads with queries of 16 + 16 numbers, on a row of 32 + 16. It
-# writes text with your kernel (11.3) for every token after the prompt. Your `choose_form` (11.6) decides whether the
-# prompt goes through the absorbed or the expanded form. A single token is always absorbed here, because that is what
-# your kernel computes.
+# heads, and with latent attention. The third has 4 heads with queries of 16 + 16 numbers, on a row of 32 + 16. For
+# every token after the prompt, the third model attends with your kernel (11.3). Your `choose_form` (11.6) decides
+# whether the prompt goes through the absorbed or the expanded form. A single token is always absorbed here, because
+# that is what your kernel computes. If an answer of yours has not passed, the course's takes its place, and the first
+# line below says so.
 #
 # **Predict** with your functions of 11.1: how many bytes does a token leave in each of the three caches, with 4 layers
 # in float32? And which form does your rule choose for the prompt of 10 bytes, at 16 bits a number?
@@ -1050,6 +1064,10 @@ for name, model in kinds.items():
 print(f"the prompt of {chosen[0][0]} bytes went through the {chosen[0][1]} form")
 
 # %% [markdown]
+# The prompt went through the absorbed form. Both forms would wait for memory at these sizes, and by `form_work` the
+# expanded form moves 20,928 bytes in a layer and the absorbed one 13,248. The three texts differ, because the three
+# models have different weights.
+#
 # Does the model write the same with the expanded form? It should, because absorbing only changes the order of products.
 # The next cell compares the logits of both forms for the same text. Then it draws each model's loss, on text that no
 # model has read, over the bytes that a token leaves in its cache. **Predict** the order of the losses.
@@ -1074,32 +1092,37 @@ token_bytes = {
 draw_loss_against_bytes({name: (token_bytes[name], loss_on(model, unseen)) for name, model in kinds.items()})
 
 # %% [markdown]
-# A model as small as this one, trained for seconds, says little about quality. The latent model was the worst in one
-# run: 1.94 against 1.89 and 1.88. Another seed moves a model by up to 0.08, so that order is no finding. Read the
-# horizontal axis: 768, 2048 and 4096 bytes are 48, 128 and 256 numbers of 4 bytes in each of 4 layers. For the loss,
-# look at the papers. DeepSeek-V2 compared MLA with full multi-head attention in models of 16 and 250 billion
-# parameters. MLA came out better, with 14 % and 4 % of the cache (its table 9).
+# So the finale shows two things. First, absorbing only changes the order of the products, so the logits of both forms
+# differ by rounding alone. Second, your kernel runs a whole model on a cache of 768 bytes a token, where the model with
+# full heads needs 4096 and the one with 2 KV heads 2048. That is the horizontal axis: 48, 256 and 128 numbers of 4
+# bytes in each of 4 layers.
+#
+# The vertical axis says little, because models as small as these, trained for seconds, tell you nothing about quality.
+# The latent model was the worst in one run: 1.94 against 1.89 and 1.88. But another seed moves a model's loss by up to
+# 0.08, so this order means nothing. For the loss, look at the papers. DeepSeek-V2 compared MLA with full multi-head
+# attention in models of 16 and 250 billion parameters. MLA came out better, with 14 % and 4 % of the cache (its table
+# 9).
 #
 # ## What production systems do
 #
 # - **Kernels.** [FlashMLA](https://github.com/deepseek-ai/FlashMLA) is DeepSeek's own, with the seesaw of exercise
 #   11.5. On an H800 its authors report up to 3000 GB/s where memory is the limit and up to 660 TFLOP/s where arithmetic
-#   is. In plain Triton like yours, FlagGems reached 64 % of FlashMLA's rate at a context of 1,000 and 51 % at 33,000,
-#   also on an H800 ([FlagGems#510](https://github.com/flagos-ai/FlagGems/issues/510)). vLLM prefers FlashAttention's
-#   kernel on Hopper, because it was faster in its own benchmarks
-#   ([vllm#27363](https://github.com/vllm-project/vllm/pull/27363)): measure on your sizes.
+#   is. FlagGems has a kernel in plain Triton like yours. It reached 64 % of FlashMLA's rate at a context of 1,000 and
+#   51 % at 33,000, also on an H800 ([FlagGems#510](https://github.com/flagos-ai/FlagGems/issues/510)). vLLM prefers
+#   FlashAttention's kernel on Hopper, because it was faster in vLLM's own benchmarks
+#   ([vllm#27363](https://github.com/vllm-project/vllm/pull/27363)). So measure at your own sizes.
 # - **Both forms.** vLLM calls the expanded form *compute-friendly* and takes it for prefill. It calls the absorbed form
 #   *data-movement-friendly* and takes it for decode.
 # - **Tensor parallelism.** Because every rank would hold the whole latent, SGLang and vLLM offer *data-parallel
 #   attention*: each GPU takes whole sequences with all their heads, and only the other layers are divided.
-# - **Speculation.** DeepSeek-V3 was trained with a part that predicts one more token, so a step can check 2 query
-#   tokens for each sequence. With 16 heads on a rank that makes 32 rows, which still fit into one tile of 64.
+# - **Speculative decoding.** DeepSeek-V3 was trained with a part that predicts one more token, so a step can check 2
+#   query tokens for each sequence. With 16 heads on a rank that makes 32 rows, which still fit into one tile of 64.
 #
 # **Measured.** The library has two kernels for this step: a portable one in Triton, built like yours and split, and one
 # for Hopper in Gluon with the seesaw. Here they stand beside FlashInfer 0.7.2 ("fa3") on one H100 80 GB, in bf16, with
-# PyTorch 2.11 and Triton 3.6. It is a recorded run of November 2026, so you see it without that GPU too. 1.26 means
-# 1.26 times as fast as FlashInfer. All kernels of a row were timed in turns. The first row is one layer of the opening
-# question: FlashInfer took 47.4 µs for it, and the Hopper kernel $47.4 / 1.26 = 37.6$ µs.
+# PyTorch 2.11 and Triton 3.6. It is a recorded run of November 2026, so you see it without that GPU too. A bar of 1.26
+# means 1.26 times as fast as FlashInfer. All kernels of a row were timed in turns. The first row is one layer of the
+# opening question: FlashInfer took 47.4 µs for it, and the Hopper kernel $47.4 / 1.26 = 37.6$ µs.
 
 # %%
 from course_lib.figures.latent.beside_flashinfer import draw_beside_flashinfer
@@ -1108,9 +1131,10 @@ from course_lib.figures.recorded import recorded
 draw_beside_flashinfer(recorded("latent", "h100"))
 
 # %% [markdown]
-# With 16 heads all of them wait for memory, and the portable kernel is as good as the others. With 128 heads and a
-# large batch the products decide. There the seesaw gains what the portable kernel loses, because one warp group keeps
-# the tensor cores busy while the other computes its softmax.
+# With 16 heads all kernels wait for memory, and the portable one is as fast as the others. With 128 heads and a large
+# batch the matrix products take most of the time. There the portable kernel reaches 0.60 to 0.77 of FlashInfer's speed
+# and the Hopper kernel 0.93 to 1.03. The seesaw makes the difference: one warp group keeps the tensor cores busy while
+# the other computes its softmax.
 #
 # **Your kernel at a glance.** The speeds are the portable kernel's in this run, and the rest is derived.
 #
@@ -1121,8 +1145,9 @@ draw_beside_flashinfer(recorded("latent", "h100"))
 # | falls back | to 16 heads a program where shared memory is small: 128 heads then read a row 8 times, not twice |
 # | trap | loading the latent again as the values: 1.89 times the bytes |
 #
-# **What is still missing.** Your kernel reads a contiguous cache. Serving engines page it as in chapter 06, so a page
-# holds rows of 576 numbers. The library's own kernel in `course_lib/kernels/latent/` reads such pages.
+# **What is still missing.** Your kernel reads a contiguous cache. Serving engines keep the cache in pages, as in
+# chapter 06. A page then holds rows of 576 numbers. The library's own kernel in `course_lib/kernels/latent/` reads such
+# pages.
 #
 # ## Papers
 #

@@ -6,14 +6,14 @@
 # 4.37 TB/s (measured for a read). In 4 bits, with the scales that belong to them, they are 151 MB, which is 3.6 times
 # less.
 #
-# Is the decode step 3.6 times faster with 4 bits? And is attention over a prompt of 8,192 tokens?
+# Is the decode step 3.6 times as fast with 4 bits? And is attention over a prompt of 8,192 tokens faster too?
 #
 # Write down your two guesses. You will count both.
 #
 # **Time.** About six hours for all seven exercises, estimated. The **core path** takes about two: exercises 12.1, 12.2
 # and 12.3, and every section whose heading does not end in *deeper*. You can skip the others: run their cells and go
-# on. You need chapter 05, and chapter 07 for exercise 12.5. It stands before 12.4, because the kernel goes on from
-# 12.3; neither needs the other.
+# on. You need chapter 05, and chapter 07 for exercise 12.5. Exercise 12.5 stands before 12.4, because its kernel goes
+# on from 12.3. Neither of the two needs the other.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -36,18 +36,19 @@ on_gpu = not interpreting()
 # ## What a few bits can stand for
 #
 # Four bits have 16 patterns, so they can stand for 16 different numbers. Eight bits can stand for 256. To *quantise* a
-# number means to replace it by the nearest number that has a pattern. You choose which numbers have one, and two
+# number means to replace it by the nearest number that has a pattern. You choose which numbers have a pattern. Two
 # choices are common for caches:
 #
 # - **INT4**: 16 numbers at equal distances. The distance between neighbours is called the *scale*, and a *group* of
-#   cached numbers shares it. The rounding error is at most half the scale, for large numbers and for small ones.
+#   cached numbers shares it. The rounding error is at most half the scale, and that is so for large and for small
+#   numbers.
 # - **e4m3**: a floating-point format of 8 bits, with 1 bit for the sign, 4 for the exponent and 3 for the *mantissa*
 #   (the digits). Its numbers lie close together near 0 and far apart near 448, its largest. The rounding error is at
 #   most a sixteenth of the number itself, except for tiny numbers.
 #
 # The next cell draws all numbers of both formats, divided by the largest of their format. e4m3 has 253 different ones,
-# because one of its 256 patterns is a second zero and two are NaN. **Predict** how many of the 253 are smaller in size
-# than a tenth of the largest.
+# because one of its 256 patterns is a second zero and two are NaN. **Predict** how many of the 253 have an absolute
+# value below a tenth of the largest.
 
 # %%
 predict("12 e4m3 numbers below a tenth of the largest", ..., "of 253")
@@ -60,9 +61,10 @@ draw_levels({"INT4": int4_levels(), "e4m3": e4m3_levels()})
 
 # %% [markdown]
 # Below a tenth of the largest, e4m3 has 199 of its 253 numbers, but INT4 has only 2 of its 16. Now think of a group in
-# which one number is ten times as large as all others. Such a number is called an *outlier*. The format has to reach up
-# to it, so all others lie below a tenth. In e4m3 they still have 199 numbers to be rounded to, but in INT4 only 2. So
-# an outlier does little harm in e4m3, and in INT4 it ruins its group. Most of this chapter follows from that.
+# which one number is ten times as large as all others. Such a number is called an *outlier*. The largest number of the
+# format has to stand for the outlier, so all others lie below a tenth. In e4m3 they can still be rounded to 199
+# different numbers, but in INT4 only to 2. So an outlier does little harm in e4m3, and in INT4 it ruins its group. Most
+# of this chapter follows from that.
 #
 # ## Two codes in a byte
 #
@@ -114,9 +116,9 @@ best_pack_int4, best_unpack_int4 = check("12.1", pack_int4, unpack_int4).best
 # %% [markdown]
 # ## Where a cache's large numbers are
 #
-# Outliers matter, so look where they are. The next cell lets a small trained model read 256 bytes of a text that it has
-# not seen. It draws the keys and values of one head: a row is a token, and a column is a *channel*, one of the 64
-# places along the head dimension.
+# An outlier ruins its group in INT4, so look where the outliers of a cache are. The next cell lets a small trained
+# model read 256 bytes of a text that it has not seen. It draws the keys and values of one head: a row is a token, and a
+# column is a *channel*, one of the 64 places along the head dimension.
 #
 # **Predict**: do the large numbers form columns, rows, or no pattern? Guess for keys and for values.
 
@@ -146,10 +148,11 @@ draw_outliers(layer_keys[0], layer_values[0], "The first layer of the small mode
 # ## Sixteen levels for a group of numbers
 #
 # To restore numbers from their codes, you need two more numbers for each group. One is the *scale*, the step between
-# two neighbouring levels. The other is the *middle*, the number that code 0 stands for. Others call it the *zero
-# point*, or use that name for the code z that stands for 0; then the middle is -z · scale. A number is `code * scale +
-# middle`. Scale and middle are stored in 16 bits each, and 64 neighbouring numbers share them. Together with the code
-# that is $4 + 2 \cdot 16 / 64 = 4.5$ bits for each number, 3.6 times fewer than 16.
+# two neighbouring levels. The other is the *middle*, the number that code 0 stands for. A number is
+# `code * scale + middle`. Elsewhere you will read *zero point* instead of middle. Some use that name for the code z
+# that stands for the number 0. Then the middle is -z · scale. Scale and middle are stored in 16 bits each, and a group
+# of 64 neighbouring numbers shares them. Together with the code that is $4 + 2 \cdot 16 / 64 = 4.5$ bits for each
+# number, 3.6 times fewer than 16.
 #
 # The smallest number of a group gets the code -8 and the largest one gets 7. There are 15 steps between the two, so the
 # scale is a fifteenth of the range. (Code 0 therefore stands for a number half a step above the middle of the range.)
@@ -162,8 +165,8 @@ draw_outliers(layer_keys[0], layer_values[0], "The first layer of the small mode
 draw_groups(tokens=8, channels=8, group=4, large=(2,))
 
 # %% [markdown]
-# On the left the large numbers are in groups of their own, where they spoil no other channel. On the right each of
-# them spoils three others.  You will write the quantiser for any axis.
+# On the left the large numbers are in groups of their own, where they spoil no other channel. On the right each of them
+# spoils three others. In the exercise you write a quantiser that can group along any axis.
 
 # %%
 # Exercise 12.2 · The axis
@@ -251,8 +254,8 @@ for layer, parts in enumerate(zip(layer_keys, layer_values)):
 #
 # The same can be done with INT4's scales: multiply the query by the 128 scales of a group of keys, once for its 64
 # tokens, and attention's weights by the scales of the values. Those are fewer multiplications, but not fewer
-# instructions: the scaled query has to be laid out anew for every 64 keys. So the library's INT4 kernel applies the
-# scales to the codes, two with one instruction.
+# instructions, because the scaled query has to be laid out anew for every 64 keys. So the library's INT4 kernel
+# multiplies the codes by the scales instead, two codes with one instruction.
 
 # %%
 # Exercise 12.3 · Where the scales go
@@ -299,7 +302,7 @@ best_fp8_decode = check("12.3", fp8_decode).best
 # %% [markdown]
 # ## When the scales are never passed
 #
-# A kernel takes scales as arguments, and their default is often 1. If you forget to pass them, no error tells you. The
+# A kernel takes scales as arguments, and their default is often 1. If you forget to pass them, there is no error. The
 # engine SGLang had this fault in one of its attention backends. The repair does what you did in 12.3: it multiplies the
 # factor of the scores by `k_scale`, and the result by `v_scale`
 # ([sglang#18882](https://github.com/sgl-project/sglang/pull/18882)).
@@ -326,8 +329,9 @@ for size in (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0):
 
 # %% [markdown]
 # From 0.1 to 100 the scale of 1 is as good as the fitting one, because a float rounds each number relative to its size.
-# So a test with `torch.randn` passes. Small numbers fall below $2^{-6}$, where e4m3 runs out of exponents, so they keep
-# fewer digits. Large ones are cut off at 448. So test a kernel with scales far from 1, as the check of 12.3 does.
+# So a test with `torch.randn` passes, although the scales are missing. At 0.01 and less many numbers fall below
+# $2^{-6}$, where e4m3 runs out of exponents, so they keep fewer digits. At 1000 many are cut off at 448. So test a
+# kernel with scales far from 1, as the check of 12.3 does.
 
 # %% [markdown]
 # ## The fused decode kernel · deeper
@@ -341,7 +345,7 @@ for size in (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0):
 #
 # A byte holds two neighbouring channels. The low nibbles are the even channels, and the high nibbles are the odd ones.
 # You need not put them side by side again, because a dot product is the sum over even channels plus the sum over odd
-# ones. So hold two tiles of queries, two of keys, and two accumulators.
+# ones. So hold two of each: two tiles of queries, two of keys, and two accumulators.
 
 # %%
 # Exercise 12.5 · A decode kernel that reads INT4
@@ -464,7 +468,7 @@ best_int4_decode = check("12.5", int4_decode).best
 # has 512 bytes there, so INT4 has **28 %** of them.
 #
 # Without fusing, one kernel would read the 144 bytes and write 512 in 16 bits, and the next would read those 512 again.
-# That is 8.1 times as many bytes.
+# Together these are 8.1 times the 144 bytes.
 #
 # The next cell quantises random keys and values with your functions of 12.1 and 12.2, and counts the bytes that the
 # kernel of 12.5 moves: yours once it has passed, and the course's until then. **Predict** them as a share of a 16-bit
@@ -497,7 +501,8 @@ print(f"moved {report.total_bytes:,} bytes; a 16-bit cache has {whole_bytes:,}, 
       f"{sum(part.nbytes for part in codes):,}")
 
 # %% [markdown]
-# The share is a little above 28 %, because at only 512 tokens the queries and outputs add 1.6 % of a 16-bit cache.
+# The share is a little above 28 %, because at only 512 tokens the queries and outputs add another 1.6 % of a 16-bit
+# cache.
 #
 # The next cell compares the kernel's output with two others. One is attention to the *restored* cache, in which each
 # number is `code * scale + middle`. The kernel should differ from it by float32's rounding alone. The other is
@@ -517,32 +522,33 @@ for name, cache in {"restored": (restored(keys, -2), restored(values, -1)), "who
     print(f"off from attention with the {name} cache: {float((output - wanted).norm() / wanted.norm()):.1e}")
 
 # %% [markdown]
-# It is off by more: by 11 to 15.5 % in 300 draws of the random numbers. The output is a mean over 512 random tokens.
-# That makes the values smaller and their errors too, so the values' own errors still count 9 %. The keys' errors change
-# the weights, which costs about as much. Independent errors add in squares, so both together are near $\sqrt{9^2 + 9^2}
-# \approx 13$ %. You will measure a trained model below.
+# The output is off by more than 9 %: by 11 to 15.5 % in 300 draws of the random numbers. It is a mean over 512 random
+# tokens. A mean makes the values smaller and their errors equally so, and the values' errors still count 9 %. The keys'
+# errors change the weights, which costs about as much. Independent errors add in squares, so both together are near
+# $\sqrt{9^2 + 9^2} \approx 13$ %. You will measure a trained model below.
 #
 # **How fast can it be?** Reading 3.6 times fewer bytes allows 3.6 times the speed, but only if the arithmetic takes no
-# longer than the loads. How much arithmetic is that? An H200 has 132 multiprocessors with 128 lanes each for ordinary
-# instructions. At 1.98 GHz, its highest clock, these do 33.5 trillion instructions a second. The card reads the
-# opening's INT4 cache in 34.6 µs, and in that time it can do 1.16 billion instructions, for 268 million numbers. So a
-# kernel may spend **4.3 instructions on each number** to cut out the nibble, extend its sign, convert it, and apply
-# scale and middle. A kernel like that of 12.5 needs about five: a mask or a shift, two for the sign, a conversion, and
-# a multiply-add. At five they take 40 µs, and attention's own arithmetic 2.7 µs. So by this count a step in INT4 is
-# $123 / 43 = 2.9$ times as fast as in 16 bits, and not 3.6 times.
+# longer than the loads. Count how much arithmetic fits into that time. An H200 has 132 multiprocessors with 128 lanes
+# each for ordinary instructions. At 1.98 GHz, its highest clock, these do 33.5 trillion instructions a second. The card
+# reads the INT4 cache of the opening question in 34.6 µs. In that time it can do 1.16 billion instructions, and the
+# cache has 268 million numbers. So a kernel may spend **4.3 instructions on each number** to cut out the nibble, extend
+# its sign, convert it, and apply scale and middle. A kernel like that of 12.5 needs about five: a mask or a shift, two
+# for the sign, a conversion, and a multiply-add. At five instructions a number these take 40 µs, and attention's own
+# arithmetic takes 2.7 µs. So by this count a step in INT4 is $123 / 43 = 2.9$ times as fast as in 16 bits, and not 3.6
+# times.
 #
 # A cache in e4m3 has 8 bits a number, so the same H200 reads it in 61 µs and has more time for its arithmetic. It also
-# needs less of it: one instruction converts two numbers, on cards that have it (from compute capability 8.9 on, which
-# is also called sm_89). So FP8 should come nearer to its factor of 2 than INT4 to its 3.6.
+# needs less arithmetic, because one instruction converts two numbers on cards that have it (from compute capability 8.9
+# on, which is also called sm_89). So e4m3 should come nearer to its factor of 2 than INT4 to its 3.6.
 
 # %% [markdown]
 # ## The newest tokens stay whole · deeper
 #
-# A group of 64 keys can be quantised only when all 64 are there. Until then its keys stay whole, which means that they
-# are not rounded. It also pays to keep the newest tokens whole for longer, because attention gives them much weight:
-# KIVI keeps up to 128. So a cache of 4-bit keys has two parts: full groups that are quantised, and a *residual window*
-# of recent keys that are whole. Appending moves keys from the window to the groups. No key may be lost, be in both
-# parts, or change its place.
+# A group of 64 keys can be quantised only when all 64 are there. Until then its keys stay *whole*: they are not
+# rounded. It also pays to keep the newest tokens whole for longer, because attention gives them much weight: KIVI keeps
+# up to 128. So a cache of 4-bit keys has two parts: full groups that are quantised, and a *residual window* of recent
+# keys that are whole. Appending moves keys from the window to the groups. No key may be lost, be in both parts, or
+# change its place.
 #
 # A decode step attends to both parts and merges the results, as for two splits in chapter 08. (Your kernel of 12.5
 # reads groups only.)
@@ -688,18 +694,18 @@ points = {name: (cached * bits / 8, loss_of(*how)) for name, (bits, *how) in cac
 draw_cache_losses(points, "The small model with its cache in fewer bits")
 
 # %% [markdown]
-# The axis is only about a hundredth of a nat long. In our run the loss was 1.8131 with 32 bits, 16 bits and calibrated
-# FP8. It was 1.8143 to 1.8146 with FP8 and scales of 1, and with INT4. Keys over channels came out at 1.8133, so for
-# this model the wrong axis does no harm. Only the last cache stands out, with 1.8200, because it rounds the newest
-# tokens too. Attention gives these much weight, so keeping some 32 of them whole, on average, is worth more than
-# anything else here. But even 1.8200 is less than half a percent above 1.8131. The model cannot show what goes wrong in
-# large models, because its outliers are mild.
+# Look at the axis first: all of it is about a hundredth of a nat. In our run the loss was 1.8131 with 32 bits, 16 bits
+# and calibrated FP8. It was 1.8143 to 1.8146 with FP8 and scales of 1, and with INT4. Keys over channels came out at
+# 1.8133, so for this model the wrong axis does no harm. Only the last cache is clearly worse, with 1.8200, because it
+# rounds the newest tokens too. Attention gives these much weight, so here it matters most that some 32 of them, on
+# average, stay whole. But even 1.8200 is less than half a percent above 1.8131. This model cannot show what goes wrong
+# in large models, because its outliers are mild.
 #
 # You can give it strong outliers without changing what it computes. Multiply two channels of every key by 16, and
 # divide the same channels of every query by 16. Every score stays what it was, but the cache now looks more like that
 # of a large model. (The two channels are a rotary pair, 30 and 62. They turn together, so a factor on both gives the
-# same before the rotation and after it.) The cell reads the text six times more. **Predict** which losses change, and
-# by how much.
+# same before the rotation and after it.) The cell reads the text six times more, so without a GPU it takes another five
+# to ten seconds. **Predict** which losses change, and by how much.
 
 # %%
 factors = torch.ones(model.config.head_dim, device=device)
@@ -717,13 +723,14 @@ torch.set_num_threads(threads)
 # the same few codes. In our run the loss went from 1.813 to 1.946, and to 2.396 where the newest tokens were rounded
 # too.
 #
-# This is why KIVI groups keys over tokens, and why there has to be a window: such a group has to wait for its tokens.
+# This is why KIVI groups keys over tokens. And because such a group has to wait until all its tokens are there, the
+# newest keys stay whole in a window.
 
 # %% [markdown]
 # ## What it gains, measured
 #
-# You have seen what fewer bits cost in quality. What do they gain in time? The next picture is a recorded run of
-# `python -m course_lib bench quantised` on one H100 (November 2026, PyTorch 2.11, Triton 3.6, bf16), so you see it
+# You have seen what fewer bits cost in quality. Now see what they gain in time. The next picture shows a recorded run
+# of `python -m course_lib bench quantised` on one H100 (November 2026, PyTorch 2.11, Triton 3.6, bf16), so you see it
 # without that GPU too. All kernels of a row were timed in turns. The black marks stand where a kernel would be if its
 # bytes alone decided. **Predict**: does INT4 reach the 2.9 times of the count above?
 
@@ -738,14 +745,15 @@ draw_measured_decode(recorded("quantised", "h100"))
 # > the one in 16 bits, although it reads 28 % of the bytes. The bytes alone would give 3.6 times, and the count of
 # > instructions 2.9.
 #
-# Why does the count fail? The compiled loop has 713 instructions a warp for 64 keys and their values. These are 16,384
-# numbers, so a thread needs 5.6 instructions for each, close to the 5 of the count. But the count lets them all run at
-# the card's full rate, while a warp also waits for its own results. An earlier version multiplied the scales into the
-# query and the weights. It had 1,252 instructions and gained 1.06 to 1.09.
+# Why was the count wrong? The loop of the library's INT4 kernel, compiled, has 713 instructions a warp for 64 keys and
+# their values. A head of 128 channels has 16,384 numbers there, so a thread needs 5.6 instructions for each. That is
+# close to the 5 of the count. But the count assumes that all of them run at the card's full rate, while a warp also
+# waits for its own results. An earlier version multiplied the scales into the query and the weights. It had 1,252
+# instructions and was only 1.06 to 1.09 times as fast as 16 bits.
 #
 # In e4m3 the course's kernel is 1.73 to 1.83 times as fast as in 16 bits, which is close to the 2 that its bytes allow.
 # FlashInfer's FP8 kernel is 1.50 to 1.61 times as fast as *our* kernel in 16 bits. So on this card an INT4 cache saves
-# memory first, and e4m3 saves more time.
+# more memory, and an e4m3 cache saves more time.
 #
 # | few bits in a cache | |
 # |---|---|
@@ -858,13 +866,14 @@ draw_plan_gains(h200_times, "INT4 and 131,072 tokens of context on an H200, by i
 # %% [markdown]
 # For one query token this is the count from above: 123 µs and 43 µs, 2.9 times. The measured kernel gained 1.25, so
 # read the picture for where the gain *ends*. It shrinks with every query token, because attention's own arithmetic
-# grows. At 32 query tokens it is gone. From 1,024 on, "fuse" and "once" differ by 1 % or less, because in "fuse" one
-# dequantised number serves 128 rows of queries. Where a conversion costs more, dequantising once pays earlier.
+# grows. At 32 query tokens the gain is gone. From 1,024 on, "fuse" and "once" differ by 1 % or less, because in "fuse"
+# one dequantised number serves 128 rows of queries. Where a conversion costs more, dequantising once pays earlier.
 #
 # The second picture is a count for this machine, with its own ceilings: its bandwidth, its rate of products, and half
 # of its multiply-add FLOPs as its rate of instructions. **Predict** whether it gains more or less than an H200 for one
-# query token. On a GPU the cell also measures a decode step: "keep" with the library's kernel for 16 bits, "fuse" with
-# the library's for INT4,  and the kernel of 12.5.
+# query token. Where this machine has not been measured yet, the cell does it first, in ten to twenty seconds. On a GPU
+# the cell also measures a decode step: "keep" with the library's kernel for 16 bits, "fuse" with the library's kernel
+# for INT4, and the kernel of 12.5.
 
 # %%
 roof = ceilings()
@@ -902,8 +911,8 @@ draw_plan_gains(here, f"INT4 and {context:,} tokens of context on {roof.device}"
                 {plan: {1: step_times[plan]} for plan in here if plan in step_times})
 
 # %% [markdown]
-# Do not compare the two INT4 kernels yet. That of 12.5 has one program for each KV head of a sequence, so one sequence
-# keeps only 8 of an H200's 132 multiprocessors busy. The library's splits the context as in chapter 08.
+# Do not compare the two INT4 kernels. The kernel of 12.5 has one program for each KV head of a sequence, so one
+# sequence keeps only 8 of an H200's 132 multiprocessors busy. The library's kernel splits the context as in chapter 08.
 
 # %% [markdown]
 # ## When it loses
@@ -913,9 +922,9 @@ draw_plan_gains(here, f"INT4 and {context:,} tokens of context on {roof.device}"
 # - **The whole cache was dequantised before each step.** A 4-bit cache that was proposed for SGLang generated 0.03
 #   tokens a second on an H200 ([sglang#23134](https://github.com/sgl-project/sglang/issues/23134)). Its successor,
 #   which dequantises as it reads, is reported at 93 to 105 % of the speed of bf16.
-# - **Decode lost where prompts did not.** PocketLLM dequantises a prompt's cache once, before attention. With 65,536
-#   tokens on four RTX 2080 Ti, prompts ran within 0.3 % of the speed of fp16 in three formats, but decode at 5 to 37 %
-#   ([PocketLLM#84](https://github.com/lvyufeng/PocketLLM/pull/84)).
+# - **Decode became slower, but prompts did not.** PocketLLM dequantises a prompt's cache once, before attention. With
+#   65,536 tokens on four RTX 2080 Ti and in three formats, prompts ran within 0.3 % of fp16's speed, but decode ran at
+#   5 to 37 % of it ([PocketLLM#84](https://github.com/lvyufeng/PocketLLM/pull/84)).
 # - **FP8 fell back to a slower kernel.** For 16-bit queries and an FP8 cache, FlashInfer takes FlashAttention-2's
 #   kernel on Hopper instead of FlashAttention-3's, and converts inside it. That is slower than a cache of 16 bits. A
 #   repair is proposed ([flashinfer#4977](https://github.com/flashinfer-ai/flashinfer/pull/4977)).
@@ -926,10 +935,10 @@ draw_plan_gains(here, f"INT4 and {context:,} tokens of context on {roof.device}"
 #   contexts, because new keys and values went through several small kernels in each layer
 #   ([sglang#30815](https://github.com/sgl-project/sglang/issues/30815)).
 #
-# Why should a prompt's cache be dequantised before attention, and a decode step's inside? In a decode step every number
-# is used by one query token, so it is converted once in either case, and the 16-bit copy only adds bytes. A prompt's
-# queries come in tiles of 128, for example. Each tile goes through all keys before it, so a conversion in the loop
-# happens again for every tile.
+# So dequantise inside attention in a decode step, and before attention in a prompt. In a decode step every number is
+# used by one query token. It is converted once in either case, and a 16-bit copy only adds bytes. A prompt's queries
+# come in tiles, of 128 for example. Each tile goes through all keys before it, so a conversion in the loop happens
+# again for every tile.
 #
 # The next cell counts both for INT4 and 8 KV heads of dimension 128. **Predict** two ratios. How many times as many
 # bytes does a decode step move if it dequantises first? And how many times as many conversions does a prompt of 8,192
@@ -956,13 +965,13 @@ print(f"prompt, 8,192 tokens:  {numbers / 1e6:.1f} million conversions, {in_the_
 # So far few bits were only for what is *stored*. A kernel for long prompts can also *multiply* in 8 bits: Hopper's
 # matrix units multiply e4m3 numbers twice as fast as 16-bit ones. Then queries, keys, values and attention's weights
 # are all rounded to e4m3, so its error counts more. The problem is again outliers, which are often in the same few
-# channels. FlashAttention-3 does two things about them:
+# channels. FlashAttention-3 has two methods against them:
 #
 # - **Block quantisation**: a scale for each block of rows, since the kernel goes block by block anyway.
 # - **Incoherent processing**: multiply queries and keys by the same orthogonal matrix $M$, one with $M M^T = 1$. The
 #   scores stay the same, $(Q M)(K M)^T = Q M M^T K^T = Q K^T$, but an outlier is spread over all channels. For $M$ take
-#   random signs and a Hadamard matrix, whose entries are all ±1 before it is divided by $\sqrt D$. That costs $D \log_2
-#   D$ additions a row, which is 896 at $D = 128$.
+#   random signs and a Hadamard matrix, whose entries are all ±1 before it is divided by $\sqrt D$. The rotation costs
+#   $D \log_2 D$ additions a row, which is 896 at $D = 128$.
 
 # %%
 # Exercise 12.7 · Eight bits, and where outliers go
@@ -1001,10 +1010,10 @@ def quantise(tensor, rows):
 best_hadamard, best_quantise = check("12.7", hadamard, quantise).best
 
 # %% [markdown]
-# How much do the two methods help? The inputs are those of FlashAttention-3's experiment: normal numbers with rare
-# outliers. The first column is the largest error of any score. The second is the output's root mean square error,
-# relative to the output. With both methods FlashAttention-3 reports 2.6 times less error than with one scale per
-# tensor. **Predict** which method does more.
+# The next cell measures how much the two methods help. The inputs are those of FlashAttention-3's experiment: normal
+# numbers with rare outliers. The first column is the largest error of any score. The second is the output's root mean
+# square error, relative to the output. With both methods FlashAttention-3 reports 2.6 times less error than with one
+# scale per tensor. **Predict** which method does more.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -1068,12 +1077,13 @@ for name, found in errors.items():
 # %% [markdown]
 # ## Finale: a kernel reads the model's cache
 #
-# The small model now writes with the kernel of 12.5, and the cell says whose it is. The prompt attends to its own keys
-# and values before they are rounded. Then every token is decoded from 4-bit codes. The kernel has no window, so keys in
-# a group that is not full yet are rounded too, and such a group is quantised anew at each step. (`int4_decode_of_codes`
-# in `course_lib/models/plugged.py` does that.)
+# The small model now writes with the kernel of 12.5: with yours once it has passed, and with the course's until then.
+# The first line says which one it is. The prompt attends to its own keys and values before they are rounded. Then every
+# token is decoded from 4-bit codes. The kernel has no window, so keys in a group that is not full yet are rounded too,
+# and such a group is quantised anew at each step. (`int4_decode_of_codes` in `course_lib/models/plugged.py` does that.)
 #
-# **Predict**: does the model write the same text as with a whole cache, from the first byte to the last?
+# Without a GPU the cell takes five to ten seconds, more on a busy machine. **Predict**: does the model write the same
+# text as with a whole cache, from the first byte to the last?
 
 # %%
 import textwrap
@@ -1095,8 +1105,9 @@ same = next((place for place, pair in enumerate(zip(*texts.values())) if pair[0]
 print("the same text" if same is None else f"the texts part after {same} bytes")
 
 # %% [markdown]
-# The texts may part somewhere. If two next bytes are nearly equally likely, a tiny error decides which is taken, and
-# from there on the contexts differ. That says nothing about quality, but the loss, which you measured above, does.
+# The texts may differ from some byte on. If two next bytes are nearly equally likely, a tiny error decides which one is
+# taken, and from there on the contexts differ. So a different text tells you nothing about quality. The loss does, and
+# you measured it above.
 #
 # ## What production systems do
 #

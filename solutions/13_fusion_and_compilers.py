@@ -11,12 +11,12 @@
 # Written as four kernels, it moves 2.8 GB and takes 0.7 ms.
 #
 # Who writes these four kernels? `torch.compile` can, and so can you. Write down two guesses. For which operations is
-# the compiler as fast as the best kernel written by hand? For which does it stay three times below what the memory can
+# the compiler as fast as the best kernel written by hand? For which does it reach only a third of what the memory can
 # do?
 #
 # **Time.** About seven and a half hours for all eight exercises, estimated. The **core path** takes two to two and a
-# half: exercises 13.1, 13.2 and 13.5, and every section whose heading does not end in *deeper*. To skip the others, run
-# their cells and go on. You need chapters 01 and 04, and chapter 03 for exercise 13.4.
+# half: exercises 13.1, 13.2 and 13.5, and every section whose heading does not end in *deeper*. You can skip the
+# others: run their cells and go on. You need chapters 01 and 04, and chapter 03 for exercise 13.4.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -76,12 +76,12 @@ def swiglu(gate, up):
 
 # %% [markdown]
 # PyTorch runs each of these operations as one kernel. This is called *eager* execution. A kernel reads its inputs from
-# memory and writes its result back. So even a tensor that is needed only between two operations is written once and
-# read at least once.
+# memory and writes its result back. So even a tensor that only the next operation needs is written once and read at
+# least once.
 #
 # The next picture counts this for `add_and_norm` in 16 bits. Each arrow is one read or one write, and the number beside
-# it says how many bytes that is for one number of the hidden state. Three of the tensors in between are float32 and
-# cost 4 bytes, because a sum of 4,096 squares in 16 bits would be too inexact.
+# it says how many bytes that is for one number of the hidden state. Three of the tensors in between are float32, 4
+# bytes for each number, because a sum of 4,096 squares in 16 bits would be too inexact.
 
 # %%
 from course_lib.figures.fused.crossings import ADD_AND_NORM, draw_crossings
@@ -97,10 +97,10 @@ draw_crossings([("Seven operations, for one number of the hidden state", ADD_AND
 # Two rules give the bytes of a fused kernel:
 #
 # - It reads each tensor from outside once, however many of its operations need it.
-# - It writes a result only if somebody outside needs it.
+# - It writes a result only if an operation outside needs it.
 #
 # For `swiglu` eager PyTorch runs two kernels, which move five tensors: `silu` reads one and writes one, and the product
-# reads two and writes one. One fused kernel moves three.
+# reads two and writes one. One fused kernel moves three: it reads two and writes one.
 #
 # In 13.1 you count the bytes of the whole layer in this way, as a *ledger*. Count 4 bytes for each number that the
 # listing marks as float32. A tensor that is broadcast, such as `cosine`, counts at its own size. Leave out the mean,
@@ -198,14 +198,14 @@ draw_ledger(ledger, "The glue of one layer of Llama-3-8B for 16,384 tokens, at 4
 
 # %% [markdown]
 # Fusing saves 71 % of the bytes. The norms move more than half of the 9.7 GB, because of their float32 tensors. SwiGLU
-# gains least, because two tensors must come in and one go out.
+# gains least, because even its fused kernel must read two tensors and write one.
 
 #
 # ## Add and norm in one kernel
 #
-# The first of the four kernels contains what makes fusion hard: a *reduction*. You need the root mean square of the
-# whole row before you can write the first normalised number. If the row fits into registers until then, you read it
-# once, and otherwise twice.
+# The first of the four kernels contains what makes fusion hard, a *reduction*: one number that is computed from a whole
+# row. You need the row's root mean square before you can write the first normalised number. If the row fits into
+# registers until then, you read it once, and otherwise twice.
 #
 # How long may a row be? A multiprocessor of an H100 has 65,536 registers of 4 bytes, 256 KB in all. A row of 16,384
 # float32 numbers fills a quarter of them. So for today's models one program can hold a whole row, as one tile. Its
@@ -214,11 +214,11 @@ draw_ledger(ledger, "The glue of one layer of Llama-3-8B for 16,384 tokens, at 4
 #
 # A long tile also needs more threads. By default a program has four warps, 128 threads, so of a tile of 16,384 each
 # thread holds 128 numbers of every tensor. That is too much for its 255 registers: compiled for an H100 by Triton 3.9,
-# the course's kernel then spills up to 448 bytes a thread. With `num_warps=16` it spills nothing. Let `num_warps`, an
-# argument of the launch, grow along.
+# the course's kernel then spills up to 448 bytes a thread. With `num_warps=16` it spills nothing. So let `num_warps`,
+# an argument of the launch, grow with the tile.
 #
-# Two details decide whether the result is right. First, add up the squares in float32: the square of 300 is 90,000, and
-# float16 ends at 65,504. Second, divide the sum by the number of columns, not by the number of lanes.
+# Two details decide whether the result is right. First, add up the squares in float32, because the square of 300 is
+# 90,000 and float16 ends at 65,504. Second, divide the sum by the number of columns, not by the number of lanes.
 #
 # Adding up squares in 16 bits hurts even where nothing overflows. A report on the serving engine SGLang blames it for
 # an error that grew a little in each of 60 layers. By layer 58 the cosine between the hidden state and the right one
@@ -282,8 +282,8 @@ def add_rms_norm(x, residual, weight, epsilon):
 best_add_rms_norm = check("13.2", add_rms_norm).best
 
 # %% [markdown]
-# The next cell counts all bytes of your kernel for 16 rows of 1,000 numbers in float32, and compares them with what
-# `kernel_bytes` of 13.1 says. **Predict** by how much the two differ, and why.
+# The next cell counts all bytes that your kernel moves for 16 rows of 1,000 numbers in float32, and compares them with
+# what `kernel_bytes` of 13.1 says. **Predict** by how much the two differ, and why.
 
 # %%
 from course_lib.hardware.meter.metered import metered
@@ -297,13 +297,14 @@ by_the_ledger = best_kernel_bytes(steps, sizes, ("summed", "normalised"))
 print(f"moved {report.total_bytes:,} bytes, by the ledger {by_the_ledger:,}")
 
 # %% [markdown]
-# A program that owns one row loads the weight once for each row, and the ledger counts it once: 15 more loads of 4,000
-# bytes. On a GPU most of these do not reach the memory, because after the first rows the weight comes from the L2
-# cache.
+# If each program of your kernel owns one row, it loads the weight once for each row, but the ledger counts the weight
+# once. So the kernel moves 15 times 4,000 bytes more. On a GPU most of these do not reach the memory, because after the
+# first rows the weight comes from the L2 cache.
 #
-# The next cell measures this on a GPU, with a gigabyte of tensors. It runs four forms: the listing in eager PyTorch,
-# the listing after `torch.compile`, an addition followed by PyTorch's own `F.rms_norm`, and your kernel. All rates
-# divide the *least* bytes, four tensors, by the time. **Predict** the order.
+# The next cell measures rates on a GPU, with a gigabyte of tensors. (Without a GPU it prints those of an H200.) It runs
+# four forms: the listing in eager PyTorch, the listing after `torch.compile`, an addition followed by PyTorch's own
+# `F.rms_norm`, and your kernel. Each rate is the *least* bytes, those of four tensors, divided by the time. **Predict**
+# the order.
 
 # %%
 def rates_of(forms, least_bytes):
@@ -342,8 +343,8 @@ else:
 # On that H200 the compiler's kernel and the one written by hand are 2 % apart, and both are within 4 % of a copy. (The
 # hand-written one is Liger's.) For this operation you need no kernel of your own.
 #
-# `F.rms_norm` reached 2.76 TB/s, where its five tensors instead of four would allow 3.3. We did not examine what costs
-# the rest.
+# `F.rms_norm` reached 2.76 TB/s. Together with the addition it moves five tensors instead of four, which alone would
+# allow 3.3. We did not examine where the rest of the time goes.
 
 # %% [markdown]
 # ## Turn Q and K where they lie · deeper
@@ -372,8 +373,8 @@ draw_packed_row(query_heads=8, key_heads=2, head_dim=16)
 # - **Where a token stands.** In a decode step a token may be in row 0 of the tensor and at position 8,191 of its
 #   sequence. So the positions come as a tensor.
 # - **Which program loads the angles.** All heads of a token share its angles: 64 cosines and 64 sines in float32, 512
-#   bytes. If each head had a program of its own, the angles would be loaded 40 times, and the kernel would move twice
-#   as many bytes by the meter's count.
+#   bytes. If each head had a program of its own, the angles would be loaded 40 times, and by the meter's count the
+#   kernel would move twice as many bytes.
 
 # %%
 # Exercise 13.3 · RoPE inside the packed tensor
@@ -436,15 +437,16 @@ def rope_in_place(qkv, cosine, sine, positions, query_heads, key_heads):
 best_rope_in_place = check("13.3", rope_in_place).best
 
 # %% [markdown]
-# With Llama-3-8B's sizes and 16,384 tokens your kernel moves 344 MB, and the listing 1.7 GB. On the H200 of
-# 2026-11-22 eager PyTorch reached 0.35 TB/s of the least bytes, the compiler's kernel 3.86, and Liger's 1.07. So here
-# the compiler beat a kernel written by hand. `kernels/fused/rope_append.py` also writes the turned keys and the values
-# straight into the cache.
+# With Llama-3-8B's sizes and 16,384 tokens your kernel moves 344 MB, and the listing 1.7 GB. On the H200 of 2026-11-22
+# eager PyTorch reached 0.35 TB/s of the least bytes, the compiler's kernel 3.86, and Liger's 1.07. So here the
+# compiler's kernel was faster than one written by hand. `kernels/fused/rope_append.py` also writes the turned keys and
+# the values straight into the cache.
 #
 # ## The loss, in chunks and in place · deeper
 #
-# The largest tensor of a training step is at its end. Llama 3 has 128,256 words. For 4,096 tokens the logits have 525
-# million numbers, 1.05 GB in 16 bits. Most people write
+# The largest tensor of a training step comes at its end: the logits, one number for each token and each word of the
+# vocabulary. Llama 3 has 128,256 words, so for 4,096 tokens the logits are 525 million numbers, 1.05 GB in 16 bits.
+# Most people write
 #
 # ```python
 # loss = F.cross_entropy(logits.float(), targets)
@@ -514,17 +516,18 @@ best_cross_entropy_in_place = check("13.4", cross_entropy_in_place).best
 # if its largest tensor is one chunk in float32.
 #
 # How many bytes move? One kernel for forward and backward reads each logit twice and writes its gradient once: three
-# tensors. The *least* bytes are two. By that count, on an H100 (2026-11-27) and for 4,096 rows in bfloat16, PyTorch's
-# loss and gradient reached 0.67 TB/s *without* the `.float()` above, and the compiled ones 1.43. With `.float()` eager
-# PyTorch moves the bytes of 18 tensors of 16 bits, so at the copy's 3.00 TB/s it could reach 0.33 at most.
+# tensors. The *least* are two: each logit is read once and its gradient written once. By that count, on an H100
+# (2026-11-27) and for 4,096 rows in bfloat16, PyTorch's loss and gradient reached 0.67 TB/s *without* the `.float()`
+# above, and the compiled ones 1.43. With `.float()` eager PyTorch moves the bytes of 18 tensors of 16 bits, so at the
+# copy's 3.00 TB/s it could reach 0.33 at most.
 
 # %% [markdown]
 # ## What the compiler makes of the listing
 #
-# `torch.compile` works in two steps. First *Dynamo* goes through your Python code with placeholders instead of tensors,
+# `torch.compile` works in two steps. First *Dynamo* runs through your Python code with placeholders instead of tensors,
 # and records the operations in a *graph*. Then *Inductor* takes the graph, decides which operations share a kernel, and
 # writes the kernels: in Triton for a GPU, in C++ for a CPU. Two operations share a kernel if that saves a read or a
-# write, as in 13.1, and if their loops fit together.
+# write, as in 13.1, and if both can run in one loop.
 #
 # The next cell compiles three functions: `add_and_norm`, `turn`, and the norm together with the matrix product that
 # follows it. It prints the names of the kernels that Inductor wrote, and each name lists the operations inside.
@@ -567,7 +570,7 @@ else:
 
 # %% [markdown]
 # Each piece of glue became one kernel. In its name `_to_copy` is a cast, and `pow` is the square. The matrix product
-# stays outside: Inductor calls a library for it (`mm`), and cannot fuse anything into a library's kernel.
+# stays outside, because Inductor calls a library for it (`mm`), and it cannot fuse anything into a library's kernel.
 #
 # Now read what Inductor wrote. Look for the loads, the loop that adds the squares, and the stores.
 
@@ -585,8 +588,8 @@ if can_compile:
 # %% [markdown]
 # **On a GPU** the name tells how the row is reduced. `triton_per_fused_…` is a *persistent* reduction: a program holds
 # the whole row in registers, as your kernel does. `triton_red_fused_…` goes over the row in a loop, and then once more
-# to scale it. This is what Inductor of PyTorch 2.13 wrote for rows of 4,096, shortened. (Recorded on 2026-11-25; it was
-# told that the GPU is an H100, but no GPU ran the text.)
+# to scale it. The next listing is what Inductor of PyTorch 2.13 wrote for rows of 4,096, shortened. (Recorded on
+# 2026-11-25. It was written for an H100, but no GPU ran it.)
 #
 # ```python
 # for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
@@ -603,11 +606,12 @@ if can_compile:
 # ```
 #
 # The first loop loads x and the residual, adds up the squares, and stores the sum. The second loop loads the sum
-# *again* (`tmp8`), to scale it. So this kernel loads and stores five tensors, and yours four. Count loads, not kernels.
+# *again* (`tmp8`), to scale it. So this kernel loads and stores five tensors, and yours four. When you compare kernels,
+# count their loads and stores: both of these are one kernel.
 #
-# Would such a kernel be a fifth slower? The rates above are those of PyTorch 2.11, whose text we did not record, so
-# they cannot tell. We expect less, because the second loop reads a row right after the first has written it, and the L2
-# cache still holds it.
+# Five tensors instead of four would make such a kernel a fifth slower. We expect less, because the second loop reads a
+# row right after the first has written it, and the L2 cache still holds it. The rates above cannot tell, because they
+# are those of PyTorch 2.11, whose text we did not record.
 
 
 # %% [markdown]
@@ -618,13 +622,13 @@ if can_compile:
 # begins a new graph after it. That is a *graph break*. Nothing is fused across it, every tensor that is still needed is
 # written to memory, and on a GPU the host often has to wait for the number.
 #
-# The other cost is *recompilation*. While it records, Dynamo assumes the shapes, and which way every `if` on a Python
-# value went. If that does not hold at a later call, it compiles the function again. After eight compilations PyTorch
-# gives up and runs the function eagerly.
+# The other cost is *recompilation*. What Dynamo records holds only for the shapes that it saw, and for the way that
+# every `if` on a Python value went. If one of these is different at a later call, it compiles the function again. After
+# eight compilations PyTorch gives up and runs the function eagerly.
 #
-# Here is the end of a step for a batch of sequences of several lengths. It adds, cuts, normalises, and returns the last
-# token of each sequence as well. `torch._dynamo.explain` says where its graph breaks. **Predict** how many graphs there
-# are, and which lines break them.
+# Here is the end of a step for a batch of sequences of several lengths. It adds the residual, clamps the numbers to
+# ±`limit`, normalises, and also returns the last token of each sequence. `torch._dynamo.explain` says where its graph
+# breaks. **Predict** how many graphs there are, and which lines break them.
 
 # %%
 def with_breaks(hidden, residual, weight, lengths, limit):
@@ -660,9 +664,9 @@ torch._dynamo.reset()
 # gives up, and the whole loop runs eagerly. On a GPU each of these three lines also makes the host wait, and the one in
 # the loop does so once for each sequence.
 #
-# Now write the same function without a break. The usual way is to compute everything, also what will not be needed, and
-# to *choose* at the end with `torch.where`. Here that means you compute the padding too, and save every pass between
-# the graphs.
+# Now write the same function without a break. The usual way is to compute everything, even what will not be needed, and
+# to *choose* at the end with `torch.where`. Here that means that you compute the padding too. In return, no tensor goes
+# to memory between graphs.
 
 
 # %%
@@ -702,16 +706,20 @@ best_finish_step = check("13.5", finish_step).best
 # A kernel that you wrote yourself can break a graph too, because Dynamo cannot look into everything that its launcher
 # does. Register such a launcher as an operator with `torch.library.custom_op`. Dynamo then puts a single call into the
 # graph, and learns the results' shapes from a second function, the *fake* (see
-# `course_lib/kernels/fused/norm_operators.py`). Inductor cannot fuse anything into such an operator: one more reason to
-# write few.
+# `course_lib/kernels/fused/norm_operators.py`). Inductor cannot fuse anything into such an operator, which is one more
+# reason to write few of them.
 
 # %% [markdown]
 # ## When does a hand-written kernel pay?
 #
 # The next picture has one row for each operation, measured on one H200 (2026-11-22, PyTorch 2.11, bf16). Each rate is
 # the least bytes that must move, divided by the time. The dashed line is the rate of the device's copy on that day,
-# 4.17 TB/s. `python -m course_lib bench fused` measures it on your GPU. GroupNorm needs the mean and the variance of a
-# whole group of channels, and Mish is an activation.
+# 4.17 TB/s. `python -m course_lib bench fused` measures it on your GPU.
+#
+# Three of the operations belong to deeper sections. RoPE is `turn` from the listing at the start, for Q and K in one
+# tensor. Cross-entropy is the loss of a training step together with its gradient. It reads 128,256 logits for each
+# token, and its `.float()` first copies them to float32. GroupNorm needs the mean and the variance of a whole group of
+# channels, and Mish is an activation.
 #
 # **Predict**: on which of the eight rows does the compiler come close to the copy?
 
@@ -721,27 +729,28 @@ from course_lib.figures.fused.rates import ON_AN_H200, draw_fused_rates
 draw_fused_rates(ON_AN_H200)
 
 # %% [markdown]
-# > **The answer to the first question.** Where an operation is one pass over rows that fit on the chip, the compiler is
-# > about as good as the best kernel we measured: add and norm, SwiGLU and RoPE reach 93 to 101 % of a copy's rate.
-# > Elsewhere it reaches 28 to 68 %: for long rows, for the groups of a norm, and for a loss with its gradient.
+# > **The answer to both guesses.** Where an operation is one pass over rows that fit on the chip, the compiler is about
+# > as fast as the best kernel we measured: add and norm, SwiGLU and RoPE reach 93 to 101 % of a copy's rate. Elsewhere
+# > it reaches 28 to 68 %: for long rows, for the groups of a norm, and for a loss with its gradient.
 #
-# There are four reasons to write a kernel. The first three are behind the slow rows:
+# There are four reasons to write a kernel. The first three explain the slow rows:
 #
-# - **Long rows.** A row of 65,536 numbers in 16 bits has 128 KB, half of a multiprocessor's registers. A kernel that
-#   goes over it twice moves three tensors instead of two if the second read comes from memory. That would give 2.78
-#   TB/s, and the compiler's kernel reached 2.85. QuACK, a library of kernels in CuTe's Python, lets several
-#   multiprocessors share a row and reached 4.10.
-# - **Reductions over something else than the last dimension.** A group of GroupNorm is some channels at all places. It
-#   has to stay on the chip until its mean and variance are known.
-# - **In place.** Cross-entropy can write its gradient over the logits. A compiler does not, because the logits might be
-#   needed later.
+# - **Long rows.** A row of 65,536 numbers in 16 bits has 128 KB, half of a multiprocessor's registers. If a kernel
+#   reads it twice, and both times from memory, it moves three tensors instead of two. That would allow 2.78 TB/s, and
+#   the compiler's kernel reached 2.85. QuACK, a library of kernels in CuTe's Python, lets several multiprocessors share
+#   a row and reached 4.10.
+# - **Reductions over more than the last dimension.** A group of GroupNorm is some channels at all places. To read it
+#   only once, a kernel has to keep it on the chip until its mean and variance are known.
+# - **In place.** A kernel for cross-entropy can write the gradient over the logits. The compiler does not, because the
+#   logits might be needed later.
 # - **Epilogues.** An *epilogue* is a step after a matrix product that runs in the product's own kernel, on the sums
-#   that are still in registers. Inductor does this only if it writes the product itself (`mode="max-autotune"`), and
-#   not for a library's kernel.
+#   that are still in registers. Inductor does this only if it writes the product itself (`mode="max-autotune"`). It
+#   cannot do it in a library's kernel.
 #
 # The next picture shows the course's own kernels, in a recorded run on one H100 (2026-11-27, PyTorch 2.11, Triton 3.6,
 # bf16). On this card a copy reached 3.00 TB/s. The kernels of the last three rows are in CUDA C++, the others in
-# Triton. The loss in the first picture began with `.float()`, and this one does not.
+# Triton. "RoPE and append" turns Q and K, and also writes the keys and values into the cache. The loss in the first
+# picture began with `.float()`, and this one does not.
 
 # %%
 from course_lib.figures.fused.rates import COPY_ON_AN_H100, ON_AN_H100
@@ -749,18 +758,18 @@ from course_lib.figures.fused.rates import COPY_ON_AN_H100, ON_AN_H100
 draw_fused_rates(ON_AN_H100, COPY_ON_AN_H100)
 
 # %% [markdown]
-# In no row is the compiler faster than the kernel, but how much the kernel gains depends on the row:
+# In no row is the compiler faster than the kernel written by hand. How much that kernel gains depends on the row:
 #
 # - **At most 2 %** for add and norm and for SwiGLU.
 # - **1.3 to 1.9 times as fast** for RoPE with the append to the cache, for the norms and the softmax of long rows, and
 #   for the backward pass of RMSNorm. RMSNorm and softmax of long rows reach 99 % of the copy, LayerNorm 82 %.
-# - **About twice as fast** in the last three rows, at 91, 72 and 78 % of the copy.
+# - **About twice as fast** for cross-entropy and for both rows of GroupNorm and Mish, at 91, 72 and 78 % of the copy.
 #
 # Some fusions save memory but no time. If the last linear layer is fused with the loss, the logits never exist as a
 # whole. For 8,192 tokens of 4,096 numbers and 128,256 classes that took 41.5 ms on the same H100, and PyTorch's layer
 # and loss took 41.0. Other fusions cost time. A Conv1d, GroupNorm and Mish took 603 µs as PyTorch's single operations
-# and 245 µs compiled. In one kernel of ours they took 647 µs, because our convolution is so much slower than cuDNN's
-# that the saved bytes don't matter.
+# and 245 µs compiled. In one kernel of ours they took 647 µs, because our convolution is much slower than cuDNN's, and
+# that costs more time than the saved bytes gain.
 #
 # | a fused kernel of your own | |
 # |---|---|
@@ -769,9 +778,9 @@ draw_fused_rates(ON_AN_H100, COPY_ON_AN_H100)
 # | falls back | to two passes where a row does not fit: two thirds of a copy's rate (derived) |
 # | trap | four warps for a tile of 16,384: it spills (compiled for sm_90, Triton 3.9) |
 #
-# So measure before you count on a gain, and in this order: first what PyTorch has (`F.rms_norm`,
-# `F.scaled_dot_product_attention`), then `torch.compile`, then how far its rate is below a copy's. That gives the time
-# that a better kernel could save.
+# So measure before you write a kernel. First measure what PyTorch has (`F.rms_norm`, `F.scaled_dot_product_attention`),
+# and then `torch.compile`. Then compare the better of the two with a copy's rate: the difference is the time that your
+# kernel could save.
 #
 # How much time do these kernels save in a whole layer? `python -m course_lib bench layer` times one layer of
 # Llama-3-8B, four sequences of 4,096 tokens: each part by itself, eager, compiled, and with the course's kernels. The
@@ -801,11 +810,12 @@ draw_layer_roofline(layer)
 # %% [markdown]
 # The glue takes 3.27 ms in eager PyTorch, 1.12 ms compiled and 0.98 ms with the course's kernels, so it becomes 3.3
 # times as fast. The layer gains less, a factor of 1.2, because the matrix products take 10.2 of its 14.5 ms. Most of
-# the glue's gain is in RoPE with the append to the cache, where eager PyTorch moves 4.4 GB, and one kernel 0.4 GB. The
-# compiler gets 94 % of the glue's gain without a line of Triton.
+# the glue's gain comes from RoPE with the append to the cache, where eager PyTorch moves 4.4 GB and one kernel moves
+# 0.4 GB. The compiler gets 94 % of the glue's gain without a line of Triton.
 #
-# In the second picture, chapter 01's roofline, fusion moves the glue up along the slope. But its operations stay below
-# one FLOP for a byte. As a product's epilogue they would cost almost nothing.
+# The second picture is a roofline, as in chapter 01. Fusion gives the glue a higher intensity, so it moves up along the
+# slope. But its operations stay below one FLOP for a byte, so memory still sets their time. As a product's epilogue
+# they would cost almost nothing.
 
 # %% [markdown]
 # ## A hundred small steps · deeper
@@ -818,8 +828,8 @@ draw_layer_roofline(layer)
 # all places. The numbers are normalised with them, and then each channel is multiplied by a weight and gets a bias.
 # **Mish** is an activation, $a \tanh(\log(1 + e^a))$.
 #
-# With scale and shift as one operation there are three, and each number moves seven times. In one kernel it moves
-# twice.
+# If PyTorch runs GroupNorm, Mish, and scale and shift as three operations, each number moves seven times. In one kernel
+# it moves twice.
 #
 # Three things to get right:
 #
@@ -920,8 +930,8 @@ best_group_norm_mish, best_step_tables = check("13.6", group_norm_mish, StepTabl
 
 # %% [markdown]
 # A block with 256 channels and 16 places has 8 KB in 16 bits for one robot. The memory would need 4 ns for that, but a
-# launch takes some microseconds. So at a batch of 1 only the number of kernels counts, and how they are launched. With
-# 4,096 samples, as in training, the bytes count again.
+# launch takes some microseconds. So at a batch of 1 the time depends only on the number of kernels and on how they are
+# launched. With 4,096 samples, as in training, it depends on the bytes again.
 
 # %% [markdown]
 # ## The same kernel in CUDA C++ · deeper
@@ -934,8 +944,8 @@ best_group_norm_mish, best_step_tables = check("13.6", group_norm_mish, StepTabl
 # - **Which thread holds what.** Thread t takes the vectors t, t + THREADS, t + 2 · THREADS and so on. A load of a warp
 #   is then four whole lines of 128 bytes.
 # - **How a sum crosses the threads.** Each thread adds up the squares of its own numbers, but the norm needs the sum of
-#   the whole row. First, the 32 threads of a warp add up theirs. With `__shfl_xor_sync` a thread reads a register of
-#   another thread in its warp, and after five such steps, at distances 16, 8, 4, 2 and 1, all 32 threads have the
+#   the whole row. First, the 32 threads of a warp add up their sums. With `__shfl_xor_sync` a thread reads a register
+#   of another thread in its warp, and after five such steps, at distances 16, 8, 4, 2 and 1, all 32 threads have the
 #   warp's sum. The next cell prints this half. Then each warp puts its sum into shared memory, `__syncthreads` waits
 #   for all of them, and each warp adds up those few numbers in the same way.
 
@@ -946,8 +956,8 @@ begin, end = (SHARED_BY_KERNELS.index(f"__device__ inline float sum_of_{what}") 
 print(SHARED_BY_KERNELS[begin:end])
 
 # %% [markdown]
-# The whole kernel is in `course_lib/kernels/fused/cuda_add_rms_norm.py`. CUDA C++ pays when Triton cannot say what you
-# mean: a certain layout, a certain barrier, or an instruction that it does not have.
+# The whole kernel is in `course_lib/kernels/fused/cuda_add_rms_norm.py`. CUDA C++ pays when you cannot write in Triton
+# what you need: a certain layout, a certain barrier, or an instruction that Triton does not have.
 #
 # Now you write such a kernel. The check needs no GPU: g++ compiles your text for the processor, and your threads run
 # there one at a time, each until it has to wait for others.
@@ -1111,7 +1121,7 @@ if on_gpu and missing_nvrtc() is None:
 # lies in memory. CuTe uses this to say which elements a thread owns. One layout gives the place of a thread's first
 # value, and a second one the steps from there to its other values.
 #
-# And you can *divide* a layout into tiles. Take a layout with 12 indices, and tiles of 2 indices that are 3 apart. The
+# You can also *divide* a layout into tiles. Take a layout with 12 indices, and tiles of 2 indices that are 3 apart. The
 # first tile has the indices 0 and 3. The second begins at the smallest index that is left, 1, and has 1 and 4. The
 # third has 2 and 5. Now 6 is the smallest one left, and the pattern begins again from there: 6 and 9, 7 and 10, 8 and
 # 11. CuTe calls this `logical_divide`. A kernel's blocks, its warps and its vector loads are all made by dividing.
@@ -1174,8 +1184,8 @@ def divided(layout, size: int, step: int) -> list:
 best_offset, best_composed, best_owned, best_divided = check("13.7", offset, composed, owned, divided).best
 
 # %% [markdown]
-# SwiGLU stands in `course_lib/kernels/fused/` in Gluon (`gluon_swiglu.py`) and in CuTe's Python (`cute_swiglu.py`).
-# Find what divides the tensor, and what says who owns which place.
+# `course_lib/kernels/fused/` has SwiGLU in Gluon (`gluon_swiglu.py`) and in CuTe's Python (`cute_swiglu.py`). In both,
+# find the lines that divide the tensor, and those that say which thread owns which place.
 
 # %% [markdown]
 # ## Finale: the model on fused kernels · deeper
@@ -1232,8 +1242,8 @@ measured("13 losses of both", abs(first[-1] - second[-1]), "nats apart after the
 # The two curves lie on top of each other. They differ only by rounding: the same sums and products are rounded in
 # another order.
 #
-# At this size fusion does not pay: a row has 96 numbers, so a kernel takes as long as its launch. Chapter 14 has the
-# remedy for that.
+# At this size fusion does not pay: a row has 96 numbers, so a kernel takes as long as its launch. In chapter 14 you
+# make such launches cheaper.
 #
 # ## What production systems do
 #

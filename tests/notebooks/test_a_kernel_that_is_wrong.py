@@ -54,5 +54,5 @@ def test_each_line_mends_one_mistake_and_both_mend_the_kernel(tmp_path):
 
 
 def test_the_text_names_these_lines():
-    (named,) = re.findall(r"<details><summary>The two lines</summary>(.*?)</details>", CHAPTER.read_text(), re.DOTALL)
+    (named,) = re.findall(r"<details><summary>What to write</summary>(.*?)</details>", CHAPTER.read_text(), re.DOTALL)
     assert BORROWED[1] in named and NO_KEY_YET[2][1].split("\n")[0].strip() in named

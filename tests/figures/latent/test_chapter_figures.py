@@ -6,6 +6,7 @@ import pytest
 
 from course_lib.figures.latent.crossing import crossing, draw_form_times
 from course_lib.figures.latent.forms import draw_two_forms
+from course_lib.figures.latent.one_load import draw_one_load
 from course_lib.figures.latent.ranks import draw_rank_bytes
 from course_lib.figures.latent.roofline import draw_datasheet_roofline, draw_latent_roofline, latent_intensity
 from course_lib.figures.latent.seesaw import STEPS, draw_seesaw
@@ -79,3 +80,11 @@ def test_a_worker_of_the_seesaw_does_one_thing_at_a_time():
 
 def test_the_expanded_form_shows_what_it_makes_of_a_token():
     assert any("32,768" in text for text in texts(draw_two_forms(128, 128)))
+
+
+def test_a_step_loads_one_row_in_two_tiles_and_uses_it_twice():
+    figure = draw_one_load(rows=64, latent_dim=512, rope_dim=64, tokens=32)
+    sizes = [(round(tile.get_width()), round(tile.get_height())) for tile in figure.axes[0].patches[:-4]]
+    assert sizes == [(512, 64), (64, 64), (512, 32), (64, 32), (32, 64), (512, 64)]
+    words = " ".join(texts(figure))
+    assert "loaded once: 32 × 512 and 32 × 64" in words and "first use" in words and "second use" in words
