@@ -11,7 +11,8 @@ from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import beyond_32_bits, contiguous, unit_last
 from exercises.ch13_fusion_and_compilers import rms_norms as norms
 from exercises.ch13_fusion_and_compilers.rms_norms import large, tiny
-from exercises.topics.evidence import FAR_END, FIXED_SIZE, ROUNDED_TO_16_BITS, stored_in_16_bits
+from exercises.ch13_fusion_and_compilers.rounded_steps import rounded_on_the_way
+from exercises.topics.evidence import FAR_END, FIXED_SIZE, ROUNDED_TO_16_BITS, first_access, stored_in_16_bits
 from exercises.topics.kernel_requirements import in_one_kernel
 from exercises.topics.pointers import load
 from exercises.topics.vector_inputs import ordinary
@@ -93,16 +94,28 @@ def add_and_normalise(x, residual, weight, epsilon):
     return tuple(torch.cat((result[:, :columns], missed), 1) for result in (normalised, stored))
 
 
+STEPS = {
+    "x": ("x was", "first.float()"),
+    "residual": ("The residual was", "second.float()"),
+    "sum": ("The sum was", "first.float() + second.float()"),
+    "sum_of_the_norm": ("The sum that is normalised was", "summed.float()"),
+    "squares": ("The squares were", "wide * wide"),
+    "mean_square": ("The mean square was", norms.MEAN),
+    "inverse": ("The inverse root was", norms.INVERSE),
+    "normalised": ("The normalised numbers were", "wide * inverse"),
+    "weight": ("The weight was", "load(weight, column, inside, 0.0).float()"),
+}
 BLOCK = "2 ** math.ceil(math.log2(columns))"
 CHANGES = (
     *edits("Only the first columns of a row were computed, as many as a tile of fixed size has. Make the tile as long "
         "as the row: triton.next_power_of_2(hidden), with a mask.",
-        **{f"tile_too_short__{tile}": (BLOCK, f"min({tile}, {BLOCK})") for tile in (1024, 2048, 4096)}),
+        **{f"tile_too_short__{tile}": (BLOCK, f"min({tile}, {BLOCK})") for tile in (1024, 2048, 4096, 8192, 512, 256)}),
     *edits("The mean was taken over the whole tile, with its empty lanes. Divide by the number of columns.",
         mean_over_the_tile=("squares / columns", "squares / block")),
     *edits(norms.MEAN_SUBTRACTED,
         mean_subtracted__before=(norms.WIDE, "wide = (exact - exact.sum(1, keepdim=True) / columns) * inside")),
     *norms.CHANGES,
+    *rounded_on_the_way("half()", **STEPS),
 )  # fmt: skip
 
 
@@ -112,9 +125,8 @@ def four_tensors(x, residual, weight, epsilon) -> int:
 
 
 def _loaded_again(case, seen, got) -> bool:
-    return any(counts["loaded"] > 1.5 * counts["distinct_loaded"] for counts in seen.traffic.values()) or any(
-        counts["loaded"] and counts["stored"] for counts in seen.traffic.values()
-    )
+    rows = [counts for counts in seen.traffic.values() if counts["distinct_loaded"] > case.args[2].nbytes]
+    return any(counts["loaded"] > 1.5 * counts["distinct_loaded"] or counts["stored"] for counts in rows)
 
 
 EXERCISE = Exercise(
@@ -128,7 +140,7 @@ EXERCISE = Exercise(
     models=(model_of(add_and_normalise, CHANGES),),
     needs=TRITON,
     requirements=in_one_kernel(
-        *("rms_norm", "_fused_rms_norm", "rsqrt", "sqrt", "square"),
+        *("rms_norm", "_fused_rms_norm", "rsqrt", "sqrt", "square", "resize_"),
         elements=lambda x, *rest: 2 * x.numel(),  # both results may be parts of one tensor
         least_bytes=four_tensors,
         reads=(0, 1, 2),
@@ -146,6 +158,29 @@ EXERCISE = Exercise(
         "more, for example num_warps=4 if hidden <= 4096 else 16.",
     ),
     mistakes=(
+        Mistake(
+            "modified_input",
+            "An argument was written over, or its shape changed. x, the residual and the weight are there to be read: "
+            "rows of x may share memory, or have none behind them. Store the results into tensors that you make.",
+            when=lambda case, seen, got: (
+                bool(seen.modified_inputs)
+                or "resize_" in seen.operations
+                or (seen.error is not None and "written-to tensor refers to a single" in seen.error.text)
+            ),
+            first=True,
+        ),
+        Mistake(
+            "store_unmasked",
+            "A store writes behind the row's last column, into the next row or outside the tensor. Every store needs "
+            "the mask of the columns that exist.",
+            when=first_access("writes", whole=True),
+        ),
+        Mistake(
+            "results_by_the_inputs_stride",
+            "Rows of a result were stored with a row stride of x or the residual. The results are contiguous: their "
+            "rows are `hidden` apart.",
+            when=first_access("writes"),
+        ),
         FIXED_SIZE,
         Mistake("rounded_to_16_bits", ROUNDED_TO_16_BITS, when=stored_in_16_bits(norms.add_rms_norm), every=True),
         Mistake(

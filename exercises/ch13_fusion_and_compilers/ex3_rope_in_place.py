@@ -126,6 +126,7 @@ def turned_in_place(qkv, cosine, sine, positions, query_heads, key_heads, exact=
 
 HEADS = "torch.arange(query_heads + key_heads)"
 PLACE = "load(positions, token)"
+FIRST, SECOND = "x * cos - y * sin", "y * cos + x * sin"
 CHANGES = (
     *edits("Neighbours were paired: numbers 2i and 2i + 1 of a head. Here number i goes with number i + head_dim / 2.",
         neighbours_paired=("begins + column, begins + half + column",
@@ -136,11 +137,29 @@ CHANGES = (
     *edits("A sign is wrong: x · cos - y · sin for the first half, y · cos + x · sin for the second.",
         sign_wrong=("x * cos - y * sin", "x * cos + y * sin"),
         sign_wrong__second=("y * cos + x * sin", "y * cos - x * sin")),
+    *edits("A term is missing: the first half becomes x · cos - y · sin, the second y · cos + x · sin.",
+        term_missing=(FIRST, "x * cos"), term_missing__second=(SECOND, "y * cos"),
+        term_missing__both=(FIRST, "x * cos", SECOND, "y * cos")),
+    *edits("A number was turned with itself: the first half becomes x · cos - y · sin, the second y · cos + x · sin.",
+        turned_with_itself=(FIRST, "x * cos - x * sin"), turned_with_itself__second=(SECOND, "y * cos + y * sin")),
+    *edits("The two results are exchanged: x · cos - y · sin belongs to the first half, y · cos + x · sin to the "
+        "second.",
+        halves_exchanged=("first_at, first)", "first_at, second)", "second_at, second)", "second_at, first)")),
+    *edits("Both factors come from one table: load one row of cosines, and one of sines.",
+        one_table=("load(sine, angle)", "load(cosine, angle)"),
+        one_table__of_sines=("load(cosine, angle)", "load(sine, angle)")),
     *edits("Cosine and sine are exchanged.",
         tables_exchanged=("load(cosine, angle), load(sine, angle)", "load(sine, angle), load(cosine, angle)")),
     *edits("The second half was computed from the first half as it is after its turn. Load both halves before you "
         "store one of them.",
-        first_half_already_turned=("y * cos + x * sin", "y * cos + first.to(qkv.dtype) * sin")),
+        first_half_already_turned=(SECOND, "y * cos + first.to(qkv.dtype) * sin"),
+        first_half_already_turned__in_float32=(SECOND, "y * cos + first * sin")),
+    *edits("The first half was computed from the second half as it is after its turn. Load both halves before you "
+        "store one of them.",
+        second_half_already_turned=(FIRST, "x * cos - (y * cos + x * sin).to(qkv.dtype) * sin"),
+        second_half_already_turned__in_float32=(FIRST, "x * cos - (y * cos + x * sin) * sin")),
+    *edits("A position is one off: the row of the tables is the position itself, from 0 on.",
+        position_off_by_one=(PLACE, f"({PLACE} + 1)"), position_off_by_one__less=(PLACE, f"({PLACE} - 1)")),
     *edits("Tokens were turned by their row in the tensor, as if they stood at the start. Load each one's position.",
         rows_for_positions=(PLACE, "token")),
     *edits("Only the first token's position was read, and the others counted on from it. Each token has its own.",
@@ -148,6 +167,12 @@ CHANGES = (
         counted_from_the_first__all_alike=(PLACE, "load(positions, 0 * token)")),
     *edits("The keys were not turned. They follow the query heads: turn query_heads + key_heads heads.",
         keys_not_turned=(HEADS, "torch.arange(query_heads)")),
+    *edits("The last key head was not turned. There are query_heads + key_heads heads to turn.",
+        last_head_left=(HEADS, "torch.arange(query_heads + key_heads - 1)")),
+    *edits("Only the first head was turned. There are query_heads + key_heads heads to turn.",
+        first_head_only=(HEADS, "torch.arange(1)")),
+    *edits("A head begins head_dim numbers behind the one before, and not head_dim / 2.",
+        heads_half_as_far=("head * (2 * half)", "head * half")),
     *edits("The values were turned too. Turn the first query_heads + key_heads heads, and leave the rest.",
         values_turned=(HEADS, "torch.arange(query_heads + 2 * key_heads)")),
     *edits("As many key heads were turned as there are query heads. There are key_heads of them, behind the queries.",
@@ -180,6 +205,12 @@ def least_bytes(qkv, cosine, sine, positions, query_heads, key_heads) -> int:
     head_dim = width // (query_heads + 2 * key_heads)
     turned = 2 * tokens * (query_heads + key_heads) * head_dim * qkv.tensor.element_size()
     return turned + tokens * (head_dim * cosine.element_size() + positions.element_size())
+
+
+def _half_is_no_power_of_two(case, seen, got) -> bool:
+    qkv, _, _, _, query_heads, key_heads, *_ = case.args
+    half = qkv.tensor.shape[1] // (query_heads + 2 * key_heads) // 2
+    return half & (half - 1) != 0
 
 
 def _angles_again(case, seen, got) -> bool:
@@ -220,6 +251,14 @@ EXERCISE = Exercise(
             when=in_cases_of(NO_STEP_ROUNDS),
             every=True,
             first=True,
+        ),
+        Mistake(
+            "columns_unmasked",
+            "Only heads are wrong whose half is no power of two: lanes of the tile behind it were loaded or stored, "
+            "and they lie in the other half, or in the next head. Every load and store needs column < half "
+            "in its mask.",
+            when=_half_is_no_power_of_two,
+            every=True,
         ),
         Mistake(
             "angles_for_each_head",

@@ -106,11 +106,11 @@ def loss_in_place(logits, targets, chunk, ignore_index):
         new_max = torch.maximum(running_max, tile.amax(1))
         running_sum = running_sum * torch.exp(running_max - new_max) + torch.exp(tile - new_max[:, None]).sum(1)
         running_max = new_max
-    safe = torch.where(counts, targets, 0).clamp(max=vocabulary - 1)[:, None]
+    safe = torch.where(counts, targets, 0).clamp(0, vocabulary - 1)[:, None]
     number = counts.sum()
     weight = torch.where(counts, 1 / number, 0.0)[:, None]
-    smooth = torch.exp(logits.float() - running_max[:, None]) / running_sum[:, None] * weight
-    gradient = smooth.scatter_add(1, safe, -weight)
+    smooth = (torch.exp(logits.float() - running_max[:, None]) / running_sum[:, None] * weight).to(logits.dtype)
+    gradient = smooth.scatter_add(1, safe, -weight.to(smooth.dtype))
     picked = logits.gather(1, safe)[:, 0].float()
     losses = torch.where(counts, running_max + torch.log(running_sum) - picked, 0.0)
     logits.copy_(gradient)
@@ -120,9 +120,17 @@ def loss_in_place(logits, targets, chunk, ignore_index):
 RESCALED = "running_sum * torch.exp(running_max - new_max)"
 LOSSES = "torch.where(counts, running_max + torch.log(running_sum) - picked, 0.0)"
 WEIGHT = "torch.where(counts, 1 / number, 0.0)[:, None]"
+SMOOTH, AT_TARGET = "/ running_sum[:, None] * weight", "smooth.scatter_add(1, safe, -weight.to(smooth.dtype))"
+EXPONENTIAL, WHOLE = (
+    "torch.exp(logits.float() - running_max[:, None])",
+    "for part in logits.float().split(chunk, 1)], 1)",
+)
 CHANGES = (
     *edits("The sum so far was not rescaled when a chunk brought a larger maximum. Multiply it by exp(old - new).",
         sum_not_rescaled=(RESCALED, "running_sum")),
+    *edits("The sum so far was rescaled by exp(new - old). Where a chunk brings a larger maximum, the sum becomes "
+        "smaller: multiply it by exp(old - new).", is_nan=True,
+        rescaled_backwards=(RESCALED, "running_sum * torch.exp(new_max - running_max)")),
     *edits("Only one chunk was added up. Go on with the sum of the chunks before.",
         one_chunk_alone=(f"{RESCALED} + torch", "torch"),
         one_chunk_alone__first=("range(0, vocabulary, chunk)", "range(0, min(chunk, vocabulary), chunk)")),
@@ -135,7 +143,14 @@ CHANGES = (
         "later chunk has smaller logits. Take torch.maximum of the old one and the chunk's.",
         maximum_of_the_chunk=("torch.maximum(running_max, tile.amax(1))", "tile.amax(1)")),
     *edits("The mean was taken over all rows. Divide by the number of rows whose target is not ignore_index.",
-        mean_over_all_rows=("number = counts.sum()", "number = rows")),
+        mean_over_all_rows=("number = counts.sum()", "number = rows"),
+        mean_over_all_rows__of_the_loss=("losses.sum() / number", "losses.sum() / rows")),
+    *edits("The gradient was divided by the number of all rows. It is that of the loss: divide it by the number of "
+        "rows whose target is not ignore_index.",
+        gradient_over_all_rows=(WEIGHT, "torch.where(counts, 1 / rows, 0.0)[:, None]"),
+        gradient_over_all_rows__softmax=(SMOOTH, f"{SMOOTH} * number / rows"),
+        gradient_over_all_rows__target=(AT_TARGET,
+        "smooth.scatter_add(1, safe, -(weight * number / rows).to(smooth.dtype))")),
     *edits("The loss is the sum over the rows. Divide it by the number of rows that count.",
         sum_for_mean=("losses.sum() / number", "losses.sum()")),
     *edits("The gradient is that of the sum. Divide it by the number of rows that count, as the loss.",
@@ -147,15 +162,36 @@ CHANGES = (
     *edits("Ignored rows were counted in the loss. Their loss is 0.",
         ignored_in_the_loss=(LOSSES, "running_max + torch.log(running_sum) - picked")),
     *edits("Ignored rows got a gradient. Theirs is 0 everywhere.",
-        ignored_in_the_gradient=(WEIGHT, "(1 / number).expand(rows, 1)")),
-    *edits("Only -100 was ignored. The target to ignore is the argument ignore_index.",
-        fixed_index=("targets != ignore_index", "targets != -100")),
+        ignored_in_the_gradient=(WEIGHT, "(1 / number).expand(rows, 1)"),
+        ignored_in_the_gradient__target=(AT_TARGET,
+        "smooth.scatter_add(1, safe, -(1 / number).expand(rows, 1).to(smooth.dtype))")),
+    *edits("Ignored rows kept their softmax in the gradient. Theirs is 0 everywhere: a weight for each row, 1 / number "
+        "where it counts and else 0, multiplies the softmax too.",
+        ignored_keep_softmax=(SMOOTH, "/ running_sum[:, None] / number"),
+        ignored_keep_softmax__guarded=(SMOOTH, "/ running_sum[:, None] / number.clamp(min=1)"),
+        ignored_keep_softmax__undivided=(SMOOTH,
+        "/ running_sum[:, None] * torch.where(counts, 1 / number, 1)[:, None]")),
+    *edits("Ignored rows still hold their logits. Their gradient is 0: write that over them too.",
+        ignored_keep_logits=("logits.copy_(gradient)",
+        "logits.copy_(torch.where(counts[:, None], gradient, logits))")),
+    *edits("Which rows count was decided by another rule, such as targets != -100 or targets >= 0. A row is ignored "
+        "where its target is the argument ignore_index, which may be any integer.",
+        fixed_index=("targets != ignore_index", "targets != -100"),
+        fixed_index__above_0=("targets != ignore_index", "targets > 0")),
+    *edits("The second pass takes the maximum, or the sum, of each chunk alone. A row's softmax needs those of the "
+        "whole row, which the first pass has found.",
+        softmax_of_the_chunk=(f"{EXPONENTIAL} / running_sum[:, None]", f"torch.cat([part.softmax(1) {WHOLE}"),
+        softmax_of_the_chunk__maximum=(EXPONENTIAL,
+        f"torch.cat([torch.exp(part - part.amax(1, keepdim=True)) {WHOLE}")),
+    *edits("The second pass takes exp(logit), and the sum is that of exp(logit - maximum). Subtract the row's maximum "
+        "there too.", no_maximum_in_the_gradient=(EXPONENTIAL, "torch.exp(logits.float())")),
+    *edits("The gradient's exponentials were not divided by their sum.",
+        not_divided_by_the_sum=(SMOOTH, "* weight")),
     *edits("Nothing is subtracted at the target. The gradient is the probability, and 1 less at the target.",
-        target_not_subtracted=("smooth.scatter_add(1, safe, -weight)", "smooth")),
+        target_not_subtracted=(AT_TARGET, "smooth")),
     *edits("At the target 1 was subtracted from a gradient that is divided by the number of rows already. Subtract "
         "1 / number.",
-        whole_one_subtracted=("smooth.scatter_add(1, safe, -weight)",
-        "smooth.scatter_add(1, safe, torch.where(counts, -1.0, 0.0)[:, None])")),
+        whole_one_subtracted=(AT_TARGET, "smooth.scatter_add(1, safe, -counts[:, None].to(smooth.dtype))")),
     *edits("The gradient has the wrong sign: it is the probability minus 1 at the target.",
         sign_of_the_gradient=("logits.copy_(gradient)", "logits.copy_(-gradient)")),
     *edits("The loss has the wrong sign: it is log-sum-exp minus the target's logit.",
@@ -164,7 +200,8 @@ CHANGES = (
     *edits("The maximum is missing from the log-sum-exp: it is maximum + log(sum).",
         maximum_missing=("running_max + torch.log(running_sum)", "torch.log(running_sum)")),
     *edits("The target's logit was read after the gradient had been written over it. Read it before.",
-        target_read_late=("picked = logits", "picked = gradient.to(logits.dtype)")),
+        target_read_late=("picked = logits", "picked = gradient"),
+        target_read_late__softmax=("picked = logits", "picked = smooth")),
     *edits("If no row counts, the loss is 0 / 0 = NaN, as in PyTorch; it was replaced by a number.",
         nan_replaced=("losses.sum() / number", "losses.sum() / number.clamp(min=1)")),
     *edits("If no row counts, the gradient is 0.", nan_gradient=(WEIGHT, "(counts / number)[:, None]")),
@@ -203,6 +240,19 @@ EXERCISE = Exercise(
         "logits.scatter_add_(1, safe[:, None], -weight[:, None].to(logits.dtype)) subtracts it at the targets.",
     ),
     mistakes=(
+        Mistake(
+            "computed_in_16_bits",
+            "Only float16 logits are wrong: a maximum, a sum or an exponential is kept in float16, which has three "
+            "digits. Compute in float32, and round the gradient when you write it.",
+            when=lambda case, seen, got: case.args[0].tensor.dtype == torch.float16,
+            every=True,
+        ),
+        Mistake(
+            "ignored_as_index",
+            "The target of an ignored row was used as an index. It may be any integer, below 0 or above all classes: "
+            "take class 0 there, torch.where(counts, targets, 0).",
+            when=lambda case, seen, got: seen.error is not None and "is out of bounds for dim" in seen.error.text,
+        ),
         Mistake(
             "whole_copy",
             "A tensor as large as the logits was made. For 4,096 tokens and Llama 3's 128,256 words that is 2.1 GB in "

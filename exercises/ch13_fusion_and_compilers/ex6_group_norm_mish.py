@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from course_lib.checker import TRITON, Case, Contiguous, Draw, Exercise, Mistake, Moves, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.nested import tensors
-from exercises.topics.evidence import FAR_END, FIXED_SIZE
+from exercises.ch13_fusion_and_compilers.rounded_steps import rounded_on_the_way
+from exercises.topics.evidence import FAR_END, FIXED_SIZE, in_cases_of
 from exercises.topics.kernel_requirements import in_one_kernel
 from exercises.topics.vector_inputs import spread
 
@@ -63,6 +64,14 @@ def drawn(draw, *, batch, groups, members, length, values=ordinary, dtype=torch.
 far_from_0, around_40, tiny = spread(around=10_000.0), spread(around=40.0), spread(3e-3)
 
 
+def where_roundings_show(draw):
+    """One value a channel, so that the bias and the shift can bring what was multiplied by 30 back to about 1."""
+    x, weight, _, scales, shifts, *rest = drawn(draw, batch=2, groups=8, members=32, length=16, dtype=torch.float16)
+    x, weight, scales, affine = x[:1, :, :1].expand(x.shape).contiguous(), 30 * weight, 30 * scales, draw.normal(256)
+    normal = F.group_norm(x.float(), 8)[0, :, 0]
+    return x, weight, affine - weight * normal, scales, shifts - scales * F.mish(affine), *rest
+
+
 def norm_cases(draw):
     def case(name, batch, groups, members, length, metered=False, **more):
         args = drawn(draw, batch=batch, groups=groups, members=members, length=length, **more)
@@ -81,7 +90,8 @@ def norm_cases(draw):
         case("a mean of 10,000 with a variance of 1", 2, 4, 8, 16, values=far_from_0),
         case("numbers near 0.003 and an epsilon of 1e-5", 2, 2, 8, 8, values=tiny),
         case("slopes of 30: exp overflows", 2, 2, 8, 16, slope=30.0),
-        case("float16, 8 groups of 32 channels", 2, 8, 32, 16, dtype=torch.float16, metered=True),
+        Case("float16, factors of 30, and what takes them away: a rounding on the way shows",
+             where_roundings_show(draw), "group_norm_mish", metered=True),
         case("float16, a mean of 40: its sum has no room there", 1, 2, 32, 16, values=around_40, dtype=torch.float16),
         case(f"300 samples, {FAR_END}", 300, 1, 1, 16),
         case(f"300 groups, {FAR_END}", 1, 300, 1, 16),
@@ -89,7 +99,7 @@ def norm_cases(draw):
         case(f"1,030 places, {FAR_END}", 1, 2, 2, 1030),
         made_once("tables of 5 steps, asked for 3 times", 5, 6, 3),
         made_once("tables of one step", 1, 4, 1),
-    ]
+    ]  # fmt: skip
 
 
 CONTRACT = Contract(
@@ -137,7 +147,24 @@ def lanes(members, length):
     return 2 ** (math.ceil(math.log2(members)) + math.ceil(math.log2(length)))
 
 
+STEPS = {
+    "mean": ("The mean was", "rows.sum(2, keepdim=True) / count"),
+    "centred": ("The numbers less their mean were", "rows - mean"),
+    "variance": ("The variance was", "squares / count"),
+    "normal": ("The normalised numbers were", "(centred / torch.sqrt(squares / count + epsilon))"),
+}
+FURTHER_STEPS = {
+    "x": ("x was", "x.float()"),
+    "weight": ("The weight was", "weight[channel, None]"),
+    "bias": ("The bias was", "bias[channel, None]"),
+    "affine": ("What Mish gets was", "normal * weight[channel, None] + bias[channel, None]"),
+    "mish": ("The result of Mish was", "affine * torch.tanh(F.softplus(affine))"),
+    "scale": ("The scale was", "scale_table[row]"),
+    "shift": ("The shift was", "shift_table[row]"),
+    "result": ("A float32 result was", "scale * out + shift"),
+}
 ROWS = "x.float().reshape(batch, groups, count)"
+SCALES, SHIFTS = "scale_table[row]", "shift_table[row]"
 MISH = "affine * torch.tanh(F.softplus(affine))"
 CHANGES = (
     *edits("Empty lanes of the tile were counted: they hold 0, and 0 - mean is not 0. Set them to 0 again after the "
@@ -154,20 +181,38 @@ CHANGES = (
     *edits("Nothing was subtracted before the squares were taken: that is the mean square, not the variance.",
         mean_square=("(centred * centred)", "(rows * rows)")),
     *edits("Each channel was normalised by itself. A group's channels share a mean and a variance.",
-        each_channel=(ROWS, "x.float()", "count = members * length", "count = length")),
+        each_channel=(ROWS, "x.float()", "count = members * length", "count = length"),
+        each_channel__the_mean=("rows.sum(2, keepdim=True) / count",
+        "x.float().mean(2, keepdim=True).expand(x.shape).reshape(rows.shape)"),
+        each_channel__the_variance=("squares / count",
+        "(centred * centred).view(x.shape).mean(2, keepdim=True).expand(x.shape).reshape(rows.shape)")),
+    *edits("Group g was made of the channels g, g + groups, and so on. A group's channels lie side by side, from "
+        "g · members on.",
+        interleaved=(ROWS, "x.float().unflatten(1, (members, groups)).transpose(1, 2).reshape(batch, groups, count)",
+        ".view(x.shape)", ".unflatten(2, (members, length)).transpose(1, 2).reshape(x.shape)")),
     *edits("All channels were normalised together. Each group has a mean and a variance of its own.",
         all_channels=(ROWS, "x.float().reshape(batch, 1, channels * length)", "count = members * length",
         "count = channels * length")),
     *edits("epsilon is missing. Add it to the variance, under the root.",
         epsilon_missing=("squares / count + epsilon", "squares / count")),
+    *edits("The root is missing: the numbers are divided by the variance.",
+        root_missing=("torch.sqrt(squares / count + epsilon)", "(squares / count + epsilon)")),
     *edits("epsilon was added to the root. It belongs under the root.",
         epsilon_outside=("torch.sqrt(squares / count + epsilon)", "(torch.sqrt(squares / count) + epsilon)")),
     *edits("The weights and biases are those of the first group's channels. Channel m of group g is g · members + m.",
-        first_groups_weights=("channel = torch.arange(channels)", "channel = torch.arange(channels) % members")),
+        first_groups_weights=("channel = torch.arange(channels)", "channel = torch.arange(channels) % members"),
+        first_groups_weights__alone=("weight[channel,", "weight[channel % members,"),
+        first_groups_weights__the_biases=("bias[channel,", "bias[channel % members,")),
+    *edits("The scales, or the shifts, are those of the first group's channels. A row of a table has one for each "
+        "channel.", first_groups_scales=(SCALES, f"{SCALES}[:, channel % members]",
+        SHIFTS, f"{SHIFTS}[:, channel % members]"),
+        first_groups_scales__alone=(SCALES, f"{SCALES}[:, channel % members]"),
+        first_groups_scales__the_shifts=(SHIFTS, f"{SHIFTS}[:, channel % members]")),
     *edits("The weight is missing.", weight_missing=("normal * weight[channel, None]", "normal")),
     *edits("The bias is missing.", bias_missing=(" + bias[channel, None]", "")),
     *edits("Mish is missing, or another activation stands in its place: it is a · tanh(log(1 + exp(a))).",
         not_mish=(MISH, "affine"), not_mish__silu=(MISH, "affine * torch.sigmoid(affine)"),
+        not_mish__sign=(MISH, "affine * torch.tanh(F.softplus(-affine))"),
         not_mish__relu=(MISH, "torch.relu(affine)"), not_mish__softplus=(MISH, "torch.tanh(F.softplus(affine))"),
         not_mish__no_log=(MISH, "affine * torch.tanh(torch.exp(affine))")),
     *edits("Mish came last. Scale and shift follow it.", mish_last=(MISH, "affine", "scale * out + shift",
@@ -176,17 +221,26 @@ CHANGES = (
         "tl.minimum(a, 20.0): beyond it Mish is a.", is_nan=True,
         mish_overflows=(MISH, "affine * (torch.exp(affine) * (torch.exp(affine) + 2)) / "
         "(torch.exp(affine) * (torch.exp(affine) + 2) + 2)")),
+    *edits("The factor of Mish was cut at 20 too. Cut the argument of the exponential alone.",
+        factor_cut=(MISH, "affine.clamp(max=20.0) * torch.tanh(F.softplus(affine))")),
+    *edits("The shift was added before the scale. The result is scale · mish + shift.",
+        shift_before_scale=("scale * out + shift", "scale * (out + shift)")),
     *edits("The scale was taken as 1 + scale. Here it multiplies as it stands in the table.",
         one_added=("scale * out", "(1 + scale) * out")),
     *edits("The scale is missing.", scale_missing=("scale * out", "out")),
     *edits("The shift is missing.", shift_missing=(" * out + shift", " * out")),
     *edits("Scale and shift are exchanged.", tables_exchanged=("scale * out + shift", "shift * out + scale")),
     *edits("All samples got the first row of the tables. Load a sample's step, and take that row.",
-        first_step=("row = steps", "row = 0 * steps")),
+        first_step=("row = steps", "row = 0 * steps"), first_step__of_scales=(SCALES, "scale_table[0 * row]"),
+        first_step__of_shifts=(SHIFTS, "shift_table[0 * row]")),
     *edits("A sample's number was taken for its step. Load steps[sample].",
-        sample_for_step=("row = steps", "row = torch.arange(batch)")),
+        sample_for_step=("row = steps", "row = torch.arange(batch)"),
+        sample_for_step__of_scales=(SCALES, "scale_table[:batch]"),
+        sample_for_step__of_shifts=(SHIFTS, "shift_table[:batch]")),
     *edits("All samples got the first sample's step. Load steps[sample].",
         first_samples_step=("row = steps", "row = steps[:1].expand(batch)")),
+    *rounded_on_the_way("half()", **STEPS, **FURTHER_STEPS),
+    *rounded_on_the_way("to(x.dtype)", **STEPS),
 )  # fmt: skip
 
 
@@ -255,14 +309,16 @@ EXERCISE = Exercise(
             "The result is right where the mean is near 0, and wrong where it is 10,000 with a variance of 1. Is the "
             "variance taken as E[x²] - mean²? Both are then near 10⁸, where float32 steps by 8. Subtract the mean "
             "first, and square what is left.",
-            when=lambda case, seen, got: "10,000" in case.name,
+            when=in_cases_of("10,000"),
             every=True,
         ),
         Mistake(
-            "summed_in_16_bits",
-            "Only float16 numbers with a mean of 40 are wrong: a group was summed in float16, which has three "
-            "digits. Cast to float32 where you load.",
-            when=lambda case, seen, got: "a mean of 40" in case.name,
+            "computed_in_16_bits",
+            "Only float16 numbers are wrong: something is added up or computed in float16, which has three digits. "
+            "Cast to float32 where you load, and round once, when you store.",
+            when=lambda case, seen, got: (
+                case.entry == "group_norm_mish" and case.args[0].dtype == torch.float16 and not seen.out_of_bounds
+            ),
             every=True,
         ),
         Mistake(

@@ -30,6 +30,10 @@ def tiles_of(layout, size, step):
     return [[place(layout, start + step * number) for number in range(size)] for start in starts]
 
 
+def other_way_round(layout):
+    return tuple(part[::-1] for part in layout)
+
+
 ROWS_OF_8 = ((4, 8), (8, 1))  # 4 rows of 8, row after row
 COLUMNS_OF_4 = ((4, 8), (1, 4))
 
@@ -44,7 +48,7 @@ def layout_cases(draw):
         Case("a stride of 0", (((3, 4), (0, 5)), 7), "offset"),
         Case("every second row of 4 × 8", (ROWS_OF_8, ((2, 8), (2, 4))), "composed"),
         Case("a transpose", (((3, 5), (5, 1)), ((5, 3), (3, 1))), "composed"),
-        Case("a row of 3, four times: more inner indices than outer", (((3,), (5,)), ((3, 4), (1, 0))), "composed"),
+        Case("each of 3, four times: more inner indices than outer", (((3,), (5,)), ((4, 3), (0, 1))), "composed"),
         Case(
             "4 threads that share their values, and values that repeat",
             (ROWS_OF_8, ((4, 16), (8, 0)), ((2, 30), (1, 0)), 9),
@@ -68,6 +72,20 @@ def layout_cases(draw):
 PLACE = (
     *edits("The last dimension was counted fastest. Index 1 is one step along the first dimension.",
         last_first=("zip(*layout)", "reversed(list(zip(*layout)))")),
+    *edits("A size was paired with another dimension's stride. The first size belongs to the first stride.",
+        paired_backwards=("zip(*layout)", "zip(layout[0], layout[1][::-1])"),
+        paired_backwards__sizes=("zip(*layout)", "zip(layout[0][::-1], layout[1])")),
+    *edits("Only two dimensions were counted. A layout may have any number of them.",
+        two_dimensions_only=("zip(*layout)", "list(zip(*layout))[:2]"),
+        two_dimensions_only__the_rest_in_one=("zip(*layout)",
+        "zip((layout[0][0], math.prod(layout[0][1:])), layout[1])")),
+    *edits("A stride of 0 was taken for 1, or its dimension was skipped. It adds nothing to the offset, and the index "
+        "is divided by its size as by any other.",
+        stride_of_0=("* stride", "* (stride or 1)"),
+        stride_of_0__skipped=("index // size", "(index // size if stride else index)")),
+    *edits("Quotient and remainder are exchanged. The coordinate is index % size, and index // size is left for the "
+        "others.", divmod_exchanged=("index % size * stride", "index // size * stride", "= index // size",
+        "= index % size")),
     *edits("The index was multiplied by a stride as a whole. Take it apart first: index % size along the first "
         "dimension, and index // size is left for the others.",
         not_taken_apart=("index % size * stride", "index * stride"),
@@ -77,6 +95,20 @@ PLACE = (
     *edits("The quotient was taken by the stride. Divide by the size: what is left counts the other dimensions.",
         divided_by_the_stride=("index // size", "index // max(stride, 1)")),
 )  # fmt: skip
+IN_ORDER = "[place(outer, place(inner, index)) for index in range(math.prod(inner[0]))]"
+OF_THREAD = "[place(tile, first + place(values, value)) for value in range(math.prod(values[0]))]"
+REPEATED = "Offsets that occur twice were left out. A stride of 0 repeats them, and each index has one in the list."
+MODES = "The dimensions of a layout were counted from the last. The first one counts fastest in each of them."
+
+
+def modes_exchanged(*layouts):
+    """Of each of these layouts, and of all."""
+    each = {name: (f"place({name}, ", f"place(other_way_round({name}), ") for name in layouts}
+    if len(layouts) > 1:
+        each["all"] = tuple(piece for pieces in each.values() for piece in pieces)
+    return edits(MODES, **{f"modes_exchanged__{name}": pieces for name, pieces in each.items()})
+
+
 COMPOSED = (
     *edits("The two are exchanged: the inner layout comes first, and its offset is the outer one's index.",
         exchanged=("place(outer, place(inner, index))", "place(inner, place(outer, index))")),
@@ -89,6 +121,15 @@ COMPOSED = (
     *edits("The result ends with the outer layout's last index. A stride of 0 repeats indices, so the inner layout may "
         "have more of them.",
         cut_to_the_outer=("math.prod(inner[0])", "min(math.prod(inner[0]), math.prod(outer[0]))")),
+    *edits("Only the first dimension of the inner layout was gone through. It has as many indices as the product of "
+        "all its sizes.", first_dimension_only=("math.prod(inner[0])", "inner[0][0]")),
+    *edits("The inner layout's offsets were counted, up to its largest. Go through its indices: as many as the product "
+        "of its sizes.", offsets_for_indices=("range(math.prod(inner[0]))",
+        "range(place(inner, math.prod(inner[0]) - 1) + 1)")),
+    *edits(REPEATED, repeated_left_out=(IN_ORDER, f"list(dict.fromkeys({IN_ORDER}))")),
+    *edits("The offsets were sorted. They stand in the order of the inner layout's indices.",
+        sorted=(IN_ORDER, f"sorted({IN_ORDER})")),
+    *modes_exchanged("outer", "inner"),
 )  # fmt: skip
 OWNED = (
     *edits("These are places in the tile, not in memory. Ask the tile's layout for the offset of each.",
@@ -107,8 +148,20 @@ OWNED = (
         thread_missing=("place(threads, thread)", "0")),
     *edits("The thread's number was taken for its place. Ask the layout of the threads.",
         number_for_place=("place(threads, thread)", "thread")),
+    *edits("A value's number was taken for its step. Ask the layout of the values.",
+        number_for_step=("place(values, value)", "value")),
+    *edits("The threads were laid side by side, each with its values. Where a thread begins, the layout of the "
+        "threads says.", threads_side_by_side=("place(threads, thread)", "thread * math.prod(values[0])")),
+    *edits("The list ends with as many values as the tile has. A stride of 0 repeats places, so a thread may have "
+        "more.",
+        cut_to_the_tile=("math.prod(values[0])", "min(math.prod(values[0]), math.prod(tile[0]))")),
+    *edits("Only the first dimension of the values was gone through. There are as many as the product of all its "
+        "sizes.", first_dimension_only=("math.prod(values[0])", "values[0][0]")),
+    *edits(REPEATED, repeated_left_out=(OF_THREAD, f"list(dict.fromkeys({OF_THREAD}))")),
+    *modes_exchanged("tile", "threads", "values"),
 )  # fmt: skip
 STARTS = "[block + start for block in range(0, math.prod(layout[0]), size * step) for start in range(step)]"
+TILES = "[[place(layout, start + step * number) for number in range(size)] for start in starts]"
 DIVIDED = (
     *edits("These are indices of the layout, not offsets. Ask the layout where each of them lies.",
         layout_left_out=("place(layout, start + step * number)", "start + step * number")),
@@ -137,8 +190,17 @@ DIVIDED = (
     *edits("Size and step are exchanged.", size_and_step_exchanged=("step * number", "size * number", "range(size)",
         "range(step)", "range(step)", "range(size)")),
     *edits("The lists hold one element of each tile. A list for each tile is asked for.",
-        across_the_tiles=("[[place(layout, start + step * number) for number in range(size)] for start in starts]",
+        across_the_tiles=(TILES,
         "[[place(layout, start + step * number) for start in starts] for number in range(size)]")),
+    *edits("The list holds offsets, all in a row. A list for each tile is asked for.",
+        one_list=(TILES, f"sum({TILES}, [])")),
+    *edits("Only the first tile is there. There are as many as it takes for every index.",
+        one_tile_only=(STARTS, "[0]")),
+    *edits("The tiles, or the offsets in them, were sorted by offset. Both stand in the order of the layout's indices.",
+        sorted=(TILES, f"sorted({TILES})"), sorted__each=(TILES, f"[sorted(tile) for tile in {TILES}]")),
+    *edits("`size` was taken for the number of tiles. It is how many indices a tile has.",
+        size_for_number=(STARTS, "range(size)", "range(size)]", "range(math.prod(layout[0]) // size)]")),
+    *modes_exchanged("layout"),
 )  # fmt: skip
 
 EXERCISE = Exercise(
@@ -161,9 +223,9 @@ EXERCISE = Exercise(
     ),
     models=(
         model_of(place, PLACE, entry="offset"),
-        model_of(one_after_another, COMPOSED, uses=(place,), entry="composed"),
-        model_of(of_a_thread, OWNED, uses=(place,), entry="owned"),
-        model_of(tiles_of, DIVIDED, uses=(place,), entry="divided"),
+        model_of(one_after_another, COMPOSED, uses=(place, other_way_round), entry="composed"),
+        model_of(of_a_thread, OWNED, uses=(place, other_way_round), entry="owned"),
+        model_of(tiles_of, DIVIDED, uses=(place, other_way_round), entry="divided"),
     ),
     hints=(
         "For sizes (4, 8) the indices 0, 1, 2, 3 run along the first dimension, and 4 is the second column's first. So "

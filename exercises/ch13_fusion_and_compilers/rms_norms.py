@@ -48,8 +48,10 @@ CHANGES = (
     *edits("The residual was normalised without x. Normalise the sum.",
         norm_of_the_residual=(WIDE, "wide = second.float()")),
     *edits("The residual was subtracted. Add it.", subtracted=(EXACT, "first.float() - second")),
-    *edits("The second result is x as it came. It is the sum, which the next addition needs.",
-        sum_not_stored=(STORED, "stored = first"),
+    *edits("x was normalised, and the residual was added to that. Add it first, and normalise the sum.",
+        added_after_the_norm=(WIDE, "wide = first.float()", NORMALISED, f"{NORMALISED} + second.float()")),
+    *edits("The second result is x, or the residual, as it came. It is the sum, which the next addition needs.",
+        sum_not_stored=(STORED, "stored = first"), sum_not_stored__the_residual=(STORED, "stored = second"),
         sum_not_stored__nor_normalised=(STORED, "stored = first", NORMALISED, "first.float() * inverse * scale")),
     *edits("The second result is normalised too. It is the plain sum.",
         both_normalised=(STORED, "stored = normalised")),
@@ -78,9 +80,10 @@ CHANGES = (
         NORMALISED, f"(wide - {MEAN_OF_A_ROW}) * inverse * scale")),
     *edits("The rows are divided by the mean of their sizes. It is the root of the mean of the squares.",
         mean_of_sizes=(INVERSE, "1 / (wide.abs().sum(1, keepdim=True) / columns + epsilon)")),
-    *edits("The squares were taken or added in float16, which ends at 65,504: the square of 256 overflows. Cast to "
-        "float32 first.", squared_in_16_bits=(SQUARED, "= (summed * summed).float()"),
-        squared_in_16_bits__sum=(MEAN, "squares.to(x.dtype).float() / columns")),
+    *edits("The squares were taken, added or averaged in float16, which ends at 65,504: the square of 256 overflows. "
+        "Cast to float32 first.", squared_in_16_bits=(SQUARED, "= (summed * summed).float()"),
+        squared_in_16_bits__sum=(MEAN, "squares.to(x.dtype).float() / columns"),
+        squared_in_16_bits__mean=(MEAN, f"({MEAN}).to(x.dtype).float()")),
     *edits("Rows are read as if they followed each other without a gap. Row r begins at r times its tensor's row "
         "stride.", row_stride_ignored=(X_ROW, "row * columns", RESIDUAL_ROW, "row * columns"),
         row_stride_ignored__of_x=(X_ROW, "row * columns"),

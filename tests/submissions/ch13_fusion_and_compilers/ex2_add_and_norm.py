@@ -3,7 +3,9 @@
 from tests.submissions.edits import changed
 
 WIDE = "wide = summed.to(tl.float32)"
+MEAN = "(tl.sum(wide * wide, axis=0) / hidden)"
 INVERSE = "tl.rsqrt(tl.sum(wide * wide, axis=0) / hidden + epsilon)"
+SHAPE = "rows, hidden = x.shape"
 STORED = "tl.store(summed_pointer + row * hidden + columns, summed, mask=inside)"
 BLOCK = "BLOCK=triton.next_power_of_2(hidden),"
 KERNEL_CALL = "    add_rms_norm_kernel[(rows,)]("
@@ -93,11 +95,25 @@ WRONG = {
     "fixed_size": changed("13.2", ("kernel[(rows,)](", "kernel[(min(rows, 48),)](")),
     "tile_too_short": changed("13.2", (BLOCK, "BLOCK=min(1024, triton.next_power_of_2(hidden)),")),
     "tile_too_short__4096": changed("13.2", (BLOCK, "BLOCK=min(4096, triton.next_power_of_2(hidden)),")),
+    "tile_too_short__8192": changed("13.2", (BLOCK, "BLOCK=8192,")),
+    "modified_input": changed("13.2", ("    summed = torch.empty_like(normalised)\n", "    summed = x\n")),
+    "modified_input__by_pytorch": changed("13.2", (SHAPE, f"{SHAPE}\n    x += residual")),
+    "modified_input__resized": changed("13.2", (SHAPE, f"{SHAPE}\n    x.resize_(rows, 2 * hidden)")),
+    "modified_input__by_its_rows": changed(
+        "13.2", ("    summed = torch.empty_like(normalised)\n", "    summed = residual\n"),
+        ("summed_pointer + row * hidden", "summed_pointer + row * residual_stride"),
+    ),
     "mean_over_the_tile": changed("13.2", ("axis=0) / hidden", "axis=0) / BLOCK")),
     "sum_for_mean": changed("13.2", ("axis=0) / hidden", "axis=0)")),
     "norm_of_x": changed("13.2", (WIDE, "wide = x.to(tl.float32)")),
     "norm_of_the_residual": changed("13.2", (WIDE, "wide = residual.to(tl.float32)")),
     "sum_not_stored": changed("13.2", (STORED, STORED.replace("columns, summed", "columns, x"))),
+    "sum_not_stored__the_residual": changed("13.2", (STORED, STORED.replace("columns, summed", "columns, residual"))),
+    "added_after_the_norm": changed(
+        "13.2", (WIDE, "wide = x.to(tl.float32)"), ("inverse * weight)", "inverse * weight + residual.to(tl.float32))")
+    ),
+    "store_unmasked": changed("13.2", (STORED, STORED.replace(", mask=inside", ""))),
+    "results_by_the_inputs_stride": changed("13.2", (STORED, STORED.replace("row * hidden", "row * x_stride"))),
     "both_normalised": changed(
         "13.2",
         (STORED, ""),
@@ -129,6 +145,19 @@ WRONG = {
     "strides_of_x": changed("13.2", ("row * residual_stride", "row * x_stride")),
     "rounded_to_16_bits": changed(
         "13.2", ("(wide * inverse * weight).to(x.dtype)", "(wide * inverse * weight).to(tl.float16).to(x.dtype)")
+    ),
+    "rounded_on_the_way": changed("13.2", (WIDE, "wide = summed.to(tl.float16).to(tl.float32)")),
+    "rounded_on_the_way__and_stored": changed(
+        "13.2", ("residual.to(tl.float32)).to(x.dtype)", "residual.to(tl.float32)).to(tl.float16).to(x.dtype)")
+    ),
+    "rounded_on_the_way__mean_square": changed(
+        "13.2", (INVERSE, f"tl.rsqrt({MEAN}.to(tl.float16).to(tl.float32) + epsilon)")
+    ),
+    "squared_in_16_bits__mean": changed(
+        "13.2", (INVERSE, f"tl.rsqrt({MEAN}.to(x.dtype).to(tl.float32) + epsilon)")
+    ),
+    "rounded_on_the_way__normalised": changed(
+        "13.2", ("wide * inverse * weight", "(wide * inverse).to(tl.float16).to(tl.float32) * weight")
     ),
     "offset_in_32_bits": changed("13.2", (".to(tl.int64)", "")),
     "offset_in_32_bits__of_the_residual": changed(

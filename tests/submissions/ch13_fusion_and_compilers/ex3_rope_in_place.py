@@ -71,6 +71,26 @@ WRONG = {
         "13.3", ("x * cosine - y * sine", "x * cosine + y * sine"), ("y * cosine + x * sine", "y * cosine - x * sine")
     ),
     "sign_wrong": changed("13.3", ("x * cosine - y * sine", "x * cosine + y * sine")),
+    "term_missing": changed("13.3", ("y * cosine + x * sine", "y * cosine")),
+    "turned_with_itself": changed("13.3", ("y * cosine + x * sine", "y * cosine + y * sine")),
+    "halves_exchanged": changed(
+        "13.3", ("(x * cosine - y * sine)", "(TMP)"), ("(y * cosine + x * sine)", "(x * cosine - y * sine)"),
+        ("(TMP)", "(y * cosine + x * sine)"),
+    ),
+    "one_table": changed("13.3", ("tl.load(sine_pointer", "tl.load(cosine_pointer")),
+    "first_half_already_turned__in_float32": changed(
+        "13.3", (STORE_FIRST, "x = x * cosine - y * sine\n    tl.store(first, x.to(dtype), mask=inside)")
+    ),
+    "second_half_already_turned": changed(
+        "13.3", (f"    {STORE_FIRST}\n", ""),
+        ("(y * cosine + x * sine).to(dtype), mask=inside)", "(y * cosine + x * sine).to(dtype), mask=inside)\n"
+         f"    {LOAD_Y}\n    {STORE_FIRST}"),
+    ),
+    "position_off_by_one": changed("13.3", (POSITION, f"{POSITION} + 1")),
+    "last_head_left": changed("13.3", (HEADS, f"{HEADS} - 1")),
+    "first_head_only": changed("13.3", (HEADS, "heads = 1")),
+    "heads_half_as_far": changed("13.3", ("head * (2 * half)", "head * half")),
+    "columns_unmasked": changed("13.3", ("inside = (head < heads) & (column < half)", "inside = head < heads")),
     "tables_exchanged": changed(
         "13.3",
         ("sine = tl.load(sine_pointer", "sine = tl.load(TMP"),

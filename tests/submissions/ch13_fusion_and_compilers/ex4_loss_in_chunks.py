@@ -6,6 +6,7 @@ RESCALED = "running_sum * torch.exp(running_max - new_max)"
 WEIGHT = "weight = torch.where(counts, 1 / number, 0.0)"
 LOSSES = "losses = running_max + torch.log(running_sum) - logits.gather(1, safe).float()"
 SCATTER = "logits.scatter_add_(1, safe, -weight.to(logits.dtype))"
+TILE = "tile.copy_(torch.exp(tile.float() - running_max) / running_sum * weight)"
 RETURNED = "return torch.where(counts, losses, 0.0).sum() / number"
 
 WHOLE = """# Exercise 13.4 · The loss in chunks
@@ -86,12 +87,31 @@ WRONG = {
     ),
     # ROCm/TransformerEngine#336: the loss was divided by all tokens, ignored ones too.
     "mean_over_all_rows": changed("13.4", ("number = counts.sum()", "number = rows")),
+    "mean_over_all_rows__of_the_loss": changed("13.4", (RETURNED, RETURNED.replace("number", "rows"))),
+    "gradient_over_all_rows": changed("13.4", (WEIGHT, "weight = torch.where(counts, 1 / rows, 0.0)")),
+    "gradient_over_all_rows__softmax": changed("13.4", (TILE, TILE.replace("weight", "counts / rows"))),
+    "gradient_over_all_rows__target": changed("13.4", (SCATTER, SCATTER.replace("-weight", "(-(counts / rows))"))),
     "sum_for_mean": changed("13.4", (RETURNED, RETURNED.replace(" / number", ""))),
     "gradient_of_the_sum": changed("13.4", (WEIGHT, "weight = torch.where(counts, 1.0, 0.0)")),
     # NVIDIA-NeMo/Automodel#3804: the means of the chunks were added up.
     "mean_for_each_chunk": changed("13.4", (RETURNED, f"{RETURNED} * len(chunks)")),
     "ignored_in_the_loss": changed("13.4", (RETURNED, "return losses.sum() / number")),
     "ignored_in_the_gradient": changed("13.4", (WEIGHT, "weight = (1 / number).expand(rows, 1)")),
+    "ignored_in_the_gradient__target": changed(
+        "13.4", (SCATTER, SCATTER.replace("-weight", "(-1 / number).expand(rows, 1)"))
+    ),
+    # The text's own subject: a row's weight stands at the target alone.
+    "ignored_keep_softmax": changed("13.4", (TILE, TILE.replace("* weight", "/ number"))),
+    "ignored_keep_softmax__guarded": changed("13.4", (TILE, TILE.replace("* weight", "/ number.clamp(min=1)"))),
+    "ignored_keep_softmax__undivided": changed(
+        "13.4", (TILE, TILE.replace("weight", "torch.where(counts, 1 / number, 1.0)"))
+    ),
+    "ignored_keep_logits": changed(
+        "13.4", (TILE, "new = torch.exp(tile.float() - running_max) / running_sum * weight\n"
+                       "        tile.copy_(torch.where(counts, new, tile.float()))")
+    ),
+    "fixed_index__negatives": changed("13.4", ("(targets != ignore_index)", "(targets >= 0)")),
+    "fixed_index__above_0": changed("13.4", ("(targets != ignore_index)", "(targets > 0)")),
     "fixed_index": changed("13.4", ("(targets != ignore_index)", "(targets != -100)")),
     "target_not_subtracted": changed("13.4", (SCATTER, "pass")),
     "whole_one_subtracted": changed("13.4", (SCATTER, "logits.scatter_add_(1, safe, -counts.to(logits.dtype))")),
@@ -99,9 +119,30 @@ WRONG = {
     "sign_of_the_loss": changed("13.4", (RETURNED, RETURNED.replace("return ", "return -"))),
     "target_missing": changed("13.4", (" - logits.gather(1, safe).float()", "")),
     "target_read_late": changed("13.4", (f"    {LOSSES}\n", ""), (SCATTER, f"{SCATTER}\n    {LOSSES}")),
+    "target_read_late__softmax": changed("13.4", (f"    {LOSSES}\n", ""), (SCATTER, f"{LOSSES}\n    {SCATTER}")),
     "nan_replaced": changed("13.4", (RETURNED, RETURNED.replace("number", "number.clamp(min=1)"))),
     "nan_gradient": changed("13.4", (WEIGHT, "weight = counts / number")),
     "nothing_written": changed("13.4", ("        tile.copy_(", "        tile.clone().copy_("), (SCATTER, "pass")),
+    "rescaled_backwards": changed(
+        "13.4", (RESCALED, "running_sum * torch.exp(new_max - running_max)")
+    ),
+    "softmax_of_the_chunk": changed(
+        "13.4", (TILE, "own = torch.exp(tile.float() - tile.float().amax(1, keepdim=True))\n"
+                       "        tile.copy_(own / own.sum(1, keepdim=True) * weight)")
+    ),
+    "softmax_of_the_chunk__maximum": changed(
+        "13.4", (TILE, TILE.replace("- running_max", "- tile.float().amax(1, keepdim=True)"))
+    ),
+    "no_maximum_in_the_gradient": changed("13.4", (TILE, TILE.replace(" - running_max", ""))),
+    "not_divided_by_the_sum": changed("13.4", (TILE, TILE.replace(" / running_sum", ""))),
+    "computed_in_16_bits": changed(
+        "13.4", ("device=logits.device)", "device=logits.device, dtype=logits.dtype)"),
+        ("wide = tile.float()", "wide = tile"),
+    ),
+    "ignored_as_index": changed("13.4", ("torch.where(counts, targets[:, None], 0)", "targets[:, None]")),
+    "sum_not_rescaled__and_the_target_read_late": changed(
+        "13.4", (RESCALED, "running_sum"), (f"    {LOSSES}\n", ""), (SCATTER, f"{SCATTER}\n    {LOSSES}")
+    ),
     "whole_copy": WHOLE,
     "forbidden_operation": """# Exercise 13.4 · The loss in chunks
 def cross_entropy_in_place(logits, targets, chunk, ignore_index):

@@ -72,6 +72,23 @@ WRONG = {
     ),
     "weight_missing": changed("13.6", (" * weight[:, None] + bias", " + bias")),
     "bias_missing": changed("13.6", ("weight[:, None] + bias[:, None]", "weight[:, None]")),
+    "first_groups_weights__the_biases": changed("13.6", ("bias_pointer + channel", "bias_pointer + member")),
+    "first_groups_scales": changed(
+        "13.6", ("scale_pointer + step * channels + channel", "scale_pointer + step * channels + member"),
+        ("shift_pointer + step * channels + channel", "shift_pointer + step * channels + member"),
+    ),
+    "first_step__of_shifts": changed("13.6", ("shift_pointer + step * channels", "shift_pointer")),
+    "each_channel__the_variance": changed(
+        "13.6", (VARIANCE, "variance = (tl.sum(centred * centred, axis=1) / length)[:, None]")
+    ),
+    "interleaved": changed(
+        "13.6", ("channel = group * members + member", "channel = member * tl.num_programs(0) + group")
+    ),
+    "root_missing": changed("13.6", ("tl.rsqrt(variance + epsilon)", "(1.0 / (variance + epsilon))")),
+    # A slip of the grid is no matter of the mean: it was told as `variance_cancels`.
+    "out_of_bounds__grid_exchanged": changed("13.6", ("kernel[(groups, batch)](", "kernel[(batch, groups)](")),
+    "factor_cut": changed("13.6", (MISH, MISH.replace("affine", "tl.minimum(affine, 20.0)"))),
+    "shift_before_scale": changed("13.6", (OUT, "out = scale[:, None] * (mish + shift[:, None])")),
     "not_mish": changed("13.6", (MISH, "mish = affine")),
     "not_mish__silu": changed("13.6", (MISH, "mish = affine / (1.0 + tl.exp(-affine))")),
     "mish_last": changed(
@@ -99,7 +116,7 @@ WRONG = {
             "\n        return tuple(torch.stack(parts) for parts in zip(*rows))",
         ),
     ),
-    "summed_in_16_bits": changed(
+    "rounded_on_the_way__all_of_it": changed(
         "13.6", ("mask=inside, other=0.0).to(tl.float32)", "mask=inside, other=0.0)"),
     ),
     "row_kept_uncopied": changed("13.6", (MADE, "rows = [make(step) for step in range(number)]")),
@@ -134,6 +151,18 @@ UNUSUAL = {
     ),
 }
 
+OWN = "out_pointer.dtype.element_ty"
+WRONG["computed_in_16_bits"] = changed("13.6", (MISH, f"{MISH}.to({OWN})"))
+STEPS = {
+    "mean": "tl.sum(tl.sum(x, axis=1), axis=0) / count",
+    "centred": "tl.where(inside, x - mean, 0.0)",
+    "variance": "tl.sum(tl.sum(centred * centred, axis=1), axis=0) / count",
+    "normal": "centred * tl.rsqrt(variance + epsilon)",
+    "affine": "centred * tl.rsqrt(variance + epsilon) * weight[:, None] + bias[:, None]",
+    "mish": "affine * product / (product + 2.0)",
+}
+for (step, text), dtype in zip(STEPS.items(), ("tl.float16", OWN, "tl.float16", OWN, "tl.float16", "tl.float16")):
+    WRONG[f"rounded_on_the_way__{step}"] = changed("13.6", (text, f"({text}).to({dtype}).to(tl.float32)"))
 WRONG |= {
     "not_contiguous": changed(
         "13.6", ("tuple(torch.stack(parts) for parts in zip(*rows))", "tuple(torch.stack(p, 1).T for p in zip(*rows))")

@@ -16,6 +16,35 @@ WRONG = {
     "last_first": changed("13.7", ("zip(*layout)", "list(zip(*layout))[::-1]")),
     "not_taken_apart": changed("13.7", (TURN, "total += index * stride")),
     "strides_ignored": changed("13.7", (TURN, "total += index % size")),
+    "paired_backwards": changed("13.7", ("zip(*layout)", "zip(layout[0], layout[1][::-1])")),
+    "two_dimensions_only": changed("13.7", ("    total = 0\n", "    (m, *n), (s, *t) = layout\n    return index % m * s"
+                                            " + (index // m * t[0] if n else 0)\n    total = 0\n")),
+    "stride_of_0": changed("13.7", (TURN, TURN.replace("stride", "(stride or 1)"))),
+    "stride_of_0__skipped": changed("13.7", (TURN, f"if stride == 0:\n            continue\n        {TURN}")),
+    "divmod_exchanged": changed(
+        "13.7", (TURN, TURN.replace("%", "//")), ("index = index // size", "index = index % size")),
+    "offsets_for_indices": changed(
+        "13.7", ("range(math.prod(inner[0]))", "range(offset(inner, math.prod(inner[0]) - 1) + 1)")),
+    "first_dimension_only__of_the_inner": changed("13.7", ("math.prod(inner[0])", "inner[0][0]")),
+    "repeated_left_out": changed("13.7", (f"return [{COMPOSED} for index in range(math.prod(inner[0]))]",
+        f"return list(dict.fromkeys({COMPOSED} for index in range(math.prod(inner[0]))))")),
+    "modes_exchanged": changed("13.7", (COMPOSED, "offset([part[::-1] for part in outer], offset(inner, index))")),
+    "modes_exchanged__of_the_values": changed(
+        "13.7", (OWNED, "offset(tile, first + offset([part[::-1] for part in values], value))")),
+    "modes_exchanged__of_the_layout": changed(
+        "13.7", (PLACE, "offset([part[::-1] for part in layout], start + step * number)")),
+    "number_for_step": changed("13.7", (OWNED, "offset(tile, first + value)")),
+    "threads_side_by_side": changed(
+        "13.7", ("first = offset(threads, thread)", "first = thread * math.prod(values[0])")),
+    "cut_to_the_tile": changed(
+        "13.7", ("range(math.prod(values[0]))", "range(min(math.prod(values[0]), math.prod(tile[0])))")),
+    "first_dimension_only__of_the_values": changed("13.7", ("range(math.prod(values[0]))", "range(values[0][0])")),
+    "one_list": changed("13.7", (f"return {TILE}", f"return sum({TILE}, [])")),
+    "one_tile_only": changed("13.7", (f"return {TILE}", f"return {TILE}[:1]")),
+    "sorted": changed("13.7", (f"return {TILE}", f"return sorted({TILE})")),
+    "size_for_number": changed("13.7", (STARTS, "range(size)"),
+                               (f"{PLACE} for number in range(size)",
+                                f"{PLACE} for number in range(math.prod(layout[0]) // size)")),
     "exchanged": changed("13.7", (COMPOSED, "offset(inner, offset(outer, index))")),
     "outer_left_out": changed("13.7", (COMPOSED, "offset(inner, index)")),
     "added": changed("13.7", (COMPOSED, "offset(outer, index) + offset(inner, index)")),
