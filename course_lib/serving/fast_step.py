@@ -190,7 +190,8 @@ class FastStep:
     """One graph: a step of up to `rows` sequences whose tables have up to `columns` pages."""
 
     def __init__(self, weights: PackedDecoder, page_size: int, capture: Callable, rows: int, columns: int):
-        self.page_size = page_size
+        self.page_size, self._rows = page_size, rows
+        self._tables: dict[int, list[Sequence[int]]] = {}  # the pages that each row of a block of numbers has
         whole, narrow = (torch.int64, rows), (torch.int32, rows)
         self._given = StagedFields({
             "tokens": whole, "positions": whole, "slots": whole, "seeds": whole, "lengths": narrow,
@@ -245,6 +246,8 @@ class FastStep:
             fields["seeds"][:batch] = [sampling.seed for sampling in samplings]
             for name in OPTIONS:
                 fields[name][:batch] = [getattr(sampling, name) for sampling in samplings]
-            for row, run in zip(fields["tables"], runs):
-                row[: len(run.pages)] = run.pages
+            tables = self._tables.setdefault(id(fields), [()] * self._rows)
+            for row, run in enumerate(runs):
+                if tables[row] != run.pages:  # once in a page of tokens; to write them takes ten times as long
+                    fields["tables"][row, : len(run.pages)] = tables[row] = run.pages
         self._given.send()
