@@ -327,7 +327,7 @@ ROWS = (
     *edits("The scores are those of the rotary parts alone. Add the product of the queries' first columns with the "
         "latents.", latent_part_forgotten=("latent_query @ latents.T + rope_query", "rope_query")),
     *edits("All heads use the first head's query, or its latent or rotary part. Each row of the tile is a head: add "
-        "members[:, None] · the query's head stride.",
+        "members[:, None] · the query's head stride.", alone=True,
         first_head_for_all=("torch.arange(heads)[:, None] * query.stride(1)", "torch.zeros(heads, 1).long()"),
         first_head_for_all__latent=("query_rows + latent_columns", "sequence * query.stride(0) + latent_columns"),
         first_head_for_all__rope=("query_rows + rope_columns", "sequence * query.stride(0) + rope_columns")),

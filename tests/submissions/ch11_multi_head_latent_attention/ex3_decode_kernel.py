@@ -127,9 +127,6 @@ WRONG = {
         "11.3", (ROPE_OF_ALL, ROPE_OF_ALL.replace(" + rope", " - sequence * query_batch_stride + rope"))
     ),
     "newest_left_out__by_the_mask": changed("11.3", ("present = tokens < length", "present = tokens < length - 1")),
-    "heads_without_a_program__stored_elsewhere": changed(
-        "11.3", ("members[:, None] * output_head", "tl.arange(0, ROWS)[:, None] * output_head")
-    ),
     "rope_scaled_apart": changed(
         "11.3",
         (
