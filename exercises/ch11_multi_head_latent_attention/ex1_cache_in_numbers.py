@@ -50,8 +50,8 @@ NO_HEAD = (
     "keeps a copy of one."
 )
 LATENT_SHARED = (
-    "The latent was divided among the ranks. Every head needs all of it, so every rank keeps the whole row, however "
-    "many ranks there are."
+    "The row, or a part of it, was divided among the ranks. Every head needs all of it, so every rank keeps the whole "
+    "row, however many ranks there are."
 )
 FITS = "key_heads % ranks == 0 and 2 * key_heads // ranks * head_dim <= latent_dim + rope_dim"
 HEADS = (
@@ -68,6 +68,7 @@ LATENTS = (
     *edits(LATENT_SHARED, latent_shared_out=("layers * row * item_bytes", "layers * row * item_bytes // ranks")),
     *edits(LATENT_SHARED,
         latent_shared_out__the_latent_alone=("latent_dim + rope_dim", "latent_dim // ranks + rope_dim"),
+        latent_shared_out__the_rotary_key=("latent_dim + rope_dim", "latent_dim + rope_dim // ranks"),
         latent_shared_out__as_quotient=("layers * row * item_bytes", "layers * row * item_bytes / ranks")),
     *edits("The rotary key is missing: a row is latent_dim + rope_dim numbers.", rope_forgotten=(" + rope_dim", "")),
     *edits("The row is counted twice. Keys and values are both computed from the latent, so it is stored once.",
@@ -77,7 +78,8 @@ LATENTS = (
     *edits("`item_bytes` is missing: numbers are counted and not bytes.", bytes_forgotten=(" * item_bytes", "")),
 )  # fmt: skip
 RANKS = (
-    *edits("Only keys are counted, not values: a KV head is 2 · head_dim numbers.",
+    *edits("Against the row, the heads have half of their numbers. A KV head is 2 · head_dim, its key and its value, "
+        "and a row counts once.",
         values_forgotten=("2 * key_heads // ranks", "key_heads // ranks")),
     *edits("The rotary key is a part of the row: latent_dim + rope_dim numbers.", rope_forgotten=(" + rope_dim", "")),
     *edits("Equal bytes count too: the heads then leave at most as much as the latent. Compare with <=.",
@@ -87,7 +89,8 @@ RANKS = (
         uneven_ranks__as_a_quotient=(FITS, "2 * key_heads * head_dim <= (latent_dim + rope_dim) * ranks")),
     *edits("The number of ranks may be key_heads itself, with one head on each. Let the loop reach it.",
         last_left_out=("key_heads + 1", "key_heads")),
-    *edits("The latent was divided among the ranks too. Every rank keeps the whole row.",
+    *edits("Both sides are treated alike: the latent is divided among the ranks too, or the heads are not. A rank "
+        "keeps key_heads // ranks heads, and the whole row.",
         latent_shared_out=("<= latent_dim + rope_dim", "<= (latent_dim + rope_dim) / ranks")),
     *edits("The largest number of ranks was looked for. Try them from 1 upwards, and return the first that fits.",
         largest_number=("range(1, key_heads + 1)", "range(key_heads, 0, -1)")),

@@ -105,15 +105,20 @@ CONTRACT = Contract(
 BOTH = "(absorbed @ latents.T + query_rope @ rope_keys.T) * head_dim**-0.5"
 SCALE = "The scale is 1/√(head_dim + rope_dim). In the expanded form, queries and keys have that length, such as 192. "
 SOFTMAX = "torch.softmax(scores, dim=1)"
+OF_QUERY, OF_VALUES = "torch.einsum('hd,hdc->hc', query, key_up)", "torch.einsum('hc,hvc->hv', mixed, value_up)"
 FROM = "(scores - {0}).exp() / (scores - {0}).exp().sum(1, keepdim=True)"
 CHANGES = (
     *edits("The rotary part is missing from the scores: add query_rope @ rope_keys.T.",
         rope_forgotten=(" + query_rope @ rope_keys.T", "")),
+    *edits("The scores are those of the rotary parts alone. Add the product of the absorbed queries with the latents.",
+        latent_part_forgotten=("absorbed @ latents.T + query_rope", "query_rope")),
     *edits("The two parts of the scores do not have the same scale. Add them first, and then scale the sum.",
         rope_scaled_apart=(BOTH, "absorbed @ latents.T * head_dim**-0.5 + query_rope @ rope_keys.T"),
         rope_scaled_apart__latent=(BOTH, "absorbed @ latents.T + query_rope @ rope_keys.T * head_dim**-0.5"),
         rope_scaled_apart__each_by_its_own=(BOTH,
         "absorbed @ latents.T * query.shape[1] ** -0.5 + query_rope @ rope_keys.T * query_rope.shape[1] ** -0.5"),
+        rope_scaled_apart__each_as_long_as_it_is=(BOTH,
+        "absorbed @ latents.T * latent_dim**-0.5 + query_rope @ rope_keys.T * query_rope.shape[1] ** -0.5"),
         rope_scaled_apart__latent_by_its_own=(BOTH,
         "absorbed @ latents.T * query.shape[1] ** -0.5 + query_rope @ rope_keys.T * head_dim ** -0.5")),
     *edits(SCALE + "Absorbing changes no score, so the length of the latent is not part of the scale.",
@@ -125,6 +130,11 @@ CHANGES = (
         scale_of_the_values=("query.shape[1] + query_rope.shape[1]", "value_up.shape[1] + query_rope.shape[1]")),
     *edits("The scores are not scaled by 1/√(head_dim + rope_dim).", scale_missing=(" * head_dim**-0.5", "")),
     *edits("The scores are divided by head_dim + rope_dim. Divide by its square root.", root_missing=("-0.5", "-1.0")),
+    *edits("The weights are scaled, after the softmax. Scale the scores, before it.",
+        scaled_after_the_softmax=(BOTH, BOTH[1:BOTH.index(")")], SOFTMAX, f"{SOFTMAX} * head_dim**-0.5")),
+    *edits("Each part of the scores got a softmax of its own. A score is the sum of both parts: add them first.",
+        alone=True, softmax_of_each_part=(SOFTMAX, "(torch.softmax(absorbed @ latents.T * head_dim**-0.5, dim=1) "
+        "+ torch.softmax(query_rope @ rope_keys.T * head_dim**-0.5, dim=1)) / 2")),
     *edits("The softmax runs over the heads. It must run over the tokens, the last dimension of [heads, length].",
         softmax_over_heads=("dim=1", "dim=0")),
     *edits("One softmax runs over all heads and tokens. Each head needs a softmax of its own, over its tokens.",
@@ -145,6 +155,20 @@ CHANGES = (
     *edits("All heads use the first head's matrix. Each head has a W_UK and a W_UV of its own.",
         first_matrix_for_all=("query, key_up)", "query, key_up[:1].expand_as(key_up))"),
         first_matrix_for_all__values=("mixed, value_up)", "mixed, value_up[:1].expand_as(value_up))")),
+    *edits("The products of all heads' matrices were added up: one operand lacks the index of the head. It stands in "
+        'both operands and in the result, as in "hd,hdc->hc".',
+        summed_over_all_heads=(OF_QUERY, OF_QUERY.replace(",hd", ",gd")),
+        summed_over_all_heads__values=(OF_VALUES, OF_VALUES.replace(",hv", ",gv"))),
+    *edits("Something was reshaped where it must be transposed: the latents, the rotary keys or a matrix. `reshape` "
+        "keeps the numbers in their order and only begins rows elsewhere. Take .T or .transpose(1, 2).",
+        reshaped_for_transposed=("latents.T", "latents.reshape(latents.T.shape)"),
+        reshaped_for_transposed__rope=("rope_keys.T", "rope_keys.reshape(rope_keys.T.shape)"),
+        reshaped_for_transposed__rows=(BOTH,
+        "torch.cat([absorbed, query_rope], dim=1) @ cache.reshape(cache.T.shape) * head_dim**-0.5"),
+        reshaped_for_transposed__key_matrices=("query, key_up)",
+        "query, key_up.reshape(-1, latent_dim, query.shape[1]).transpose(1, 2))"),
+        reshaped_for_transposed__value_matrices=("mixed, value_up)",
+        "mixed, value_up.reshape(-1, latent_dim, value_up.shape[1]).transpose(1, 2))")),
     *edits("All heads use the first head's rotary query. Each has its own.",
         first_rotary_query_for_all=("query_rope @ rope_keys.T", "query_rope[:1] @ rope_keys.T")),
     *edits("The weighted latents were multiplied by W_UK, the keys' matrix. Multiply them by value_up.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -50,7 +51,8 @@ def kernel_cases(draw):
         *parts.far_ends(draw),
     ]
     if not draw.on_gpu or draw.bfloat16:  # a T4 has no room for tiles of 512 columns
-        cases.append(case("512 + 64, float16, bytes counted", 8, 512, 64, [40], 48, dtype=torch.float16, metered=True))
+        wide = case("512 + 64, float16, bytes counted", 8, 512, 64, [40], 48, dtype=torch.float16, metered=True)
+        cases.append(replace(wide, driver=parts.noting_tiles))
     if draw.on_gpu:
         cases.append(
             case("64 heads, 256 + 64, lengths 1000 and 2049", 64, 256, 64, [1000, 2049], 2100, dtype=torch.float16)
@@ -78,7 +80,8 @@ def latent_decode(query, cache, lengths, scale, value_dim):
 
 CHANGES = (
     *ROWS,
-    *edits(parts.TOO_FEW, newest_left_out=("0, length, scale", "0, length - 1, scale")),
+    *edits(parts.TOO_FEW, newest_left_out=("0, length, scale", "0, length - 1, scale"),
+        newest_left_out__by_the_mask=("tokens < last", "tokens < last - 1")),
     *edits(parts.TOO_MANY, one_slot_too_many=("0, length, scale", "0, length + 1, scale")),
     *edits(NOT_DIVIDED, not_divided=(" / torch.where(running_sum == 0, 1.0, running_sum)", "")),
     *edits(EMPTY_SEQUENCE, is_nan=True,
@@ -110,6 +113,8 @@ EXERCISE = Exercise(
         Allocates(lambda query, cache, *rest: max(query.numel(), cache.numel())),
         Forbids(WORK),
         AtMost64Heads(),
+        parts.TilesAsLoaded(),
+        parts.RowsFrom16(),
         Moves(kernel_bytes),
         ReadByKernels((1,)),
     ),

@@ -59,6 +59,22 @@ class OfTheKernels(Requirement):
         return self.asked.complaint(case, seen) if case.entry == "split_latent_decode" else None
 
 
+@dataclass(frozen=True)
+class OneResultAtATime(Requirement):
+    """The merge does not load the results of all splits at once, in cases that `noting_tiles` runs."""
+
+    id: str = "merged_in_one_tile"
+
+    def complaint(self, case, seen):
+        loaded, (*_, value_dim, splits) = seen.noted.get("loaded by the merge", 0), case.args
+        if loaded < splits * value_dim:
+            return None
+        return (
+            f"The merge loads the results of all {splits} splits as one tile. With 66 splits of 512 numbers that tile "
+            "has as many bytes as a multiprocessor has registers: loop over the splits, and hold one result at a time."
+        )
+
+
 LARGE_VALUES = "float16, values near 600"
 
 
@@ -78,6 +94,7 @@ def split_cases(draw):
         Case("64 sequences of 32,768 tokens, 128 heads, 132 slots", (64, 128, 32_768, 132), "latent_splits"),
         Case("16 heads, 1000 tokens", (1, 16, 1000, 132), "latent_splits"),
         Case("more programs than slots", (200, 65, 4096, 108), "latent_splits"),
+        Case("16 heads, 128 tokens: no row is left over", (1, 16, 128, 132), "latent_splits"),
         Case("65 heads: two blocks", (3, 65, 100_000, 132), "latent_splits"),
         Case("no token", (1, 16, 0, 132), "latent_splits"),
         case("64 tokens in 2 splits", 2, 4, 32, 16, [64], 64, metered=True),
@@ -103,7 +120,8 @@ def split_cases(draw):
     ]
     if not draw.on_gpu or draw.bfloat16:  # a T4 has no room for tiles of 512 columns
         wide = {"dtype": torch.float16, "metered": True}
-        cases.append(case("512 + 64, float16, 5 tokens in 4 splits, bytes counted", 4, 4, 512, 64, [5], 8, **wide))
+        far = case("512 + 64, float16, 5 tokens in 4 splits, bytes counted", 4, 4, 512, 64, [5], 8, **wide)
+        cases.append(replace(far, driver=parts.noting_tiles))
     return cases
 
 
@@ -143,6 +161,18 @@ def merged(outputs, lses):
     return (weights * outputs).sum(0) / torch.where(total == 0, 1.0, total)
 
 
+def filled_up(lses):
+    """With zeros for the splits up to the next power of two."""
+    splits = len(lses)
+    return torch.cat([lses, torch.zeros((1 << (splits - 1).bit_length()) - splits, *lses.shape[1:])])
+
+
+def exchanged(every):
+    """What is stored in row split · heads + head, read from row head · splits + split."""
+    return every.flatten(0, 1).unflatten(0, (-1, len(every))).transpose(0, 1)
+
+
+USED = (filled_up, exchanged)
 FROM_LENGTH = (
     "The number of splits was chosen without counting the other programs. There are batch times blocks of heads times "
     "splits. When batch or blocks are many, few splits fill the chip, and more only make the merge longer."
@@ -163,7 +193,10 @@ CHOSEN = (
     *edits("The batch is missing: each sequence has programs of its own.", batch_forgotten=("batch * -(-", "-(-")),
     *edits(BLOCKS, heads_counted_singly=("-(-heads // 64)", "heads"),
         heads_counted_singly__as_one=("batch * -(-heads // 64)", "batch"),
-        heads_counted_singly__rounded_down=("-(-heads // 64)", "max(1, heads // 64)")),
+        heads_counted_singly__rounded_down=("-(-heads // 64)", "max(1, heads // 64)"),
+        heads_counted_singly__sixteen=("-(-heads // 64)", "-(-heads // 16)")),
+    *edits("Blocks were counted over the whole batch, but two sequences share none. Round heads / 64 up first.",
+        rounded_over_the_batch=("batch * -(-heads // 64)", "-(-batch * heads // 64)")),
     *edits(NOT_SHORT, splits_too_short=("min(slots // programs, -(-length // 64))", "slots // programs")),
     *edits("A split needs 64 rows, not 32: there are at most ⌈length / 64⌉ splits.",
         half_as_long=("-(-length // 64)", "-(-length // 32)"), half_as_long__down=("-(-length // 64)", "length // 32")),
@@ -211,13 +244,27 @@ CHANGES = (
     *edits("The merge takes exp of the log-sum-exps as they are, and that overflows or underflows. Subtract the "
         "largest first.",
         no_maximum_in_the_merge=("torch.where(largest == -INF, 0.0, largest)", "0.0")),
+    *edits("The weights and their sum are measured from different numbers. Subtract the largest log-sum-exp in both.",
+        measured_apart=("weights.sum(0)", "torch.exp(lses).sum(0)"),
+        measured_apart__weights=("(weights * outputs)", "(torch.exp(lses) * outputs)")),
+    *edits("Not all splits are merged: the loop leaves out the last, or takes one alone. It runs from 0 to splits - 1.",
+        last_split_left_out=("(weights * outputs)", "(weights * outputs)[:-1]"),
+        last_split_left_out__in_the_sum_too=("torch.exp(lses - reference)",
+        "torch.exp(lses - reference) * (torch.arange(len(lses)) < len(lses) - 1)[:, None, None]"),
+        last_split_left_out__it_alone=("(weights * outputs)", "(weights * outputs)[-1:]"),
+        last_split_left_out__first_alone=("(weights * outputs)", "(weights * outputs)[:1]")),
+    *edits("Splits that do not exist count: BLOCK_S is a power of two, and from `splits` on a log-sum-exp of 0 was "
+        'loaded, which is a weight of exp(0). Load float("-inf").',
+        missing_splits_counted=("lses.amax(0)", "filled_up(lses).amax(0)",
+        "weights.sum(0)", "torch.exp(filled_up(lses) - reference).sum(0)")),
     *edits("Only 64 log-sum-exps are added up, although there may be more splits: BLOCK_S is a fixed number. Use "
         "triton.next_power_of_2(splits).",
         block_of_64_splits=("total = weights.sum(0)", "total = weights[:64].sum(0)")),
     *edits("The split kernel stores its results in other rows than the merge reads. In both, the row is (sequence · "
         "heads + head) · splits + split.", results_exchanged=("merged(torch.stack(outputs), torch.stack(lses))",
-        "merged(*(every.flatten(0, 1).unflatten(0, (-1, len(every))).transpose(0, 1) "
-        "for every in (torch.stack(outputs), torch.stack(lses))))")),
+        "merged(exchanged(torch.stack(outputs)), exchanged(torch.stack(lses)))"),
+        results_exchanged__outputs=("merged(torch.stack(outputs)", "merged(exchanged(torch.stack(outputs))"),
+        results_exchanged__log_sum_exps=(", torch.stack(lses))", ", exchanged(torch.stack(lses)))")),
     *edits("The size of a split is taken from another sequence's length. Each sequence is split by its own.",
         split_of_the_first=("-(-length // splits)", "-(-int(lengths[0]) // splits)"),
         split_of_the_first__longest=("-(-length // splits)", "-(-int(lengths.max()) // splits)")),
@@ -267,7 +314,7 @@ EXERCISE = Exercise(
     ),
     models=(
         model_of(latent_splits, CHOSEN, entry="latent_splits"),
-        model_of(split_latent_decode, CHANGES, (over_rows, merged), entry="split_latent_decode"),
+        model_of(split_latent_decode, CHANGES, (over_rows, merged), USED, entry="split_latent_decode"),
     ),
     needs=TRITON,
     uses_dot=True,
@@ -281,6 +328,8 @@ EXERCISE = Exercise(
                 Forbids((*WORK, "logsumexp", "logaddexp")),
                 SplitsUsed(),
                 AtMost64Heads(),
+                parts.TilesAsLoaded(),
+                OneResultAtATime(),
                 Moves(least_bytes),
                 ReadByKernels((1,)),
             ),

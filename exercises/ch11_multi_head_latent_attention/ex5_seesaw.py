@@ -9,7 +9,7 @@ import torch
 from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract
 from course_lib.checker.specification.layouts import any_strides
-from course_lib.checker.specification.requirements import FewProducts
+from course_lib.checker.specification.requirements import MATRIX_PRODUCTS, FewProducts
 from exercises.ch11_multi_head_latent_attention.parts import INF, PLAIN, latent_attention
 from exercises.topics.attention_sentences import NO_RUNNING_MAX, NOT_DIVIDED, STARTS_AT_ZERO
 from exercises.topics.decode_inputs import SCORES
@@ -110,6 +110,7 @@ LEFT = "(left * first + even_weights @ even[:, :half]) * second"
 RIGHT = "right * first * second"
 RIGHT_EVEN = "even_weights * second @ even[:, half:value_dim]"
 TOTAL = "(total * first + even_weights.sum(1, keepdim=True)) * second"
+LATENT_SCORES = "query[:, :value_dim] @ {}[:, :value_dim].T"
 ODD_MAX = "torch.maximum(even_largest, odd_scores.amax(1, keepdim=True))"
 CHANGES = (
     *edits("In the left half, the even block's contribution is still measured from m0 when the odd block is added. "
@@ -135,12 +136,25 @@ CHANGES = (
         sum_not_rescaled=(TOTAL, "total + even_weights.sum(1, keepdim=True)"),
         sum_not_rescaled__first=("total * first", "total"),
         sum_not_rescaled__second=(TOTAL, "(total * first + even_weights.sum(1, keepdim=True))"),
+        sum_not_rescaled__old_once=(TOTAL, "total * first + even_weights.sum(1, keepdim=True) * second"),
         sum_not_rescaled__new_alone=(TOTAL, "total * first * second + even_weights.sum(1, keepdim=True)")),
     *edits("The sum of the weights has only one block's. Add those of both.",
         one_block_in_the_sum=(f"{TOTAL} + odd_weights.sum(1, keepdim=True)", TOTAL),
         one_block_in_the_sum__odd=(TOTAL, "total * first * second")),
-    *edits("Each worker adds only its own block. Both halves of the output need both blocks, so exchange the weights.",
-        own_block_alone=(f"{LEFT} + odd_weights @ odd[:, :half]", LEFT, f" + {RIGHT_EVEN}", "")),
+    *edits("A worker adds only its own block. Both halves of the output need both blocks, so exchange the weights.",
+        own_block_alone=(f"{LEFT} + odd_weights @ odd[:, :half]", LEFT, f" + {RIGHT_EVEN}", ""),
+        own_block_alone__left=(f"{LEFT} + odd_weights @ odd[:, :half]", LEFT),
+        own_block_alone__right=(f" + {RIGHT_EVEN}", "")),
+    *edits("The even block's weights are multiplied by exp(m - m0), the old output's factor. What they lack is "
+        "exp(m0 - m1).", even_by_the_first_factor=(RIGHT_EVEN, "even_weights * first @ even[:, half:value_dim]")),
+    *edits("The factor exp(m0 - m1) is turned round. It is at most 1, because m1 is never below m0.",
+        factor_turned_round=("torch.exp(even_largest - odd_largest)", "torch.exp(odd_largest - even_largest)")),
+    *edits("The even block's weights are measured from m1 at once, and multiplied by exp(m0 - m1) as well. One of "
+        "the two is enough.", even_from_m1_and_corrected=("even_scores - even_largest)", "even_scores - odd_largest)")),
+    *edits("The odd block's weights are measured from m0, and the halves from m1. Take exp(score - m1).",
+        odd_weights_from_m0=("odd_scores - odd_largest)", "odd_scores - even_largest)")),
+    *edits("The halves are exchanged: the first result has columns 0 to value_dim / 2 - 1.",
+        halves_exchanged=("left / total, right / total", "right / total, left / total")),
     *edits("One block's weights were multiplied with the other block's values. Even weights go with even values.",
         weights_exchanged=("even_weights @ even[:, :half]", "even_weights @ odd[:, :half]"),
         weights_exchanged__right=("odd_weights @ odd[:, half:value_dim]", "odd_weights @ even[:, half:value_dim]")),
@@ -160,6 +174,13 @@ CHANGES = (
     *edits("The next pair starts from a maximum that is not m1. Set the running maximum to m1 at the end of a pair.",
         maximum_not_carried=("largest = odd_largest", "largest = even_largest"),
         maximum_not_carried__at_all=("largest = odd_largest", "")),
+    *edits("The scores leave out the rotary part, of both blocks or of one. Multiply whole rows: query @ even.T.",
+        rope_forgotten=("query @ even.T", LATENT_SCORES.format("even"), "query @ odd.T", LATENT_SCORES.format("odd")),
+        rope_forgotten__even=("query @ even.T", LATENT_SCORES.format("even")),
+        rope_forgotten__odd=("query @ odd.T", LATENT_SCORES.format("odd"))),
+    *edits("The scale is computed from the width of a row or of the latent. Use the argument `scale` as it is.",
+        scale_by_the_width=(".T * scale", ".T * query.shape[1] ** -0.5"),
+        scale_by_the_width__latent=(".T * scale", ".T * value_dim**-0.5")),
     *edits("Both halves have the same columns. The right one starts at column value_dim / 2.",
         right_columns_of_the_left=("half:value_dim", ":half")),
     *edits("The right half takes the last columns of a row, and the rotary key is among them. End it at value_dim.",
@@ -175,6 +196,21 @@ CHANGES = (
 )  # fmt: skip
 
 
+def _allowed(query, cache, scale, value_dim, block):
+    return query.shape[0] * value_dim // 2
+
+
+def _largest(seen, names):
+    return max((seen.largest_results.get(name, 0) for name in names), default=0)
+
+
+def _scaled(case, seen):
+    """Whether what is too large is a query or a block of the cache, times or divided by a number."""
+    query, *_, block = case.args
+    made = {seen.largest_results.get(name) for name in ("mul", "div")}
+    return seen.largest_allocation in made & {query.numel(), block * query.shape[1], 2 * block * query.shape[1]}
+
+
 EXERCISE = Exercise(
     id="11.5",
     title="The seesaw",
@@ -185,7 +221,7 @@ EXERCISE = Exercise(
     contracts=(CONTRACT,),
     models=(model_of(seesaw, CHANGES),),
     requirements=(
-        Allocates(lambda query, cache, scale, value_dim, block: query.shape[0] * value_dim // 2),
+        Allocates(_allowed),
         FewProducts(
             lambda query, cache, scale, value_dim, block: 6 * (cache.shape[0] // (2 * block)),
             "A pair of blocks takes six: the scores of both blocks, and the weights of both with each half of the "
@@ -207,9 +243,16 @@ EXERCISE = Exercise(
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         Mistake(
             "both_halves_at_once",
-            "A tensor is too large: a product covers both halves of the columns, or you kept the scores of many "
-            "blocks. Each worker has value_dim / 2 columns, so multiply the weights with its half of the values.",
-            when=lambda case, seen, got: seen.largest_allocation > case.args[0].shape[0] * case.args[3] // 2,
+            "A product is too large: it covers both halves of the columns, or the scores of several blocks. A worker "
+            "has value_dim / 2 columns, so multiply a block's weights with its half of the values.",
+            when=lambda case, seen, got: _largest(seen, MATRIX_PRODUCTS) > _allowed(*case.args),
+            cost=True,
+        ),
+        Mistake(
+            "scaled_before_the_product",
+            "The query or a block of the cache was multiplied by the scale, which makes a tensor of heads · width or "
+            "block · width numbers. A block's scores are fewer: scale those.",
+            when=lambda case, seen, got: _scaled(case, seen),
             cost=True,
         ),
     ),

@@ -15,7 +15,7 @@ def form_work(form, heads, context, query_tokens, latent_dim, rope_dim, head_dim
         elements = context * row + weights
     else:
         flops = 2 * heads * (2 * context * head_dim * latent_dim + pairs * (2 * head_dim + rope_dim))
-        elements = context * row + weights + 2 * context * heads * 2 * head_dim
+        elements = weights + context * row + 2 * context * heads * 2 * head_dim
     return flops, elements * item_bytes
 
 
@@ -68,9 +68,14 @@ def form_cases(draw):
 
 PAIRS = "query_tokens * context - query_tokens * (query_tokens - 1) // 2"
 ABSORBED = "2 * query_tokens * head_dim * latent_dim + pairs * (row + latent_dim)"
-EXPANDED = "2 * context * head_dim * latent_dim + pairs * (2 * head_dim + rope_dim)"
+OF_HEADS = "pairs * (2 * head_dim + rope_dim)"
+EXPANDED = f"2 * context * head_dim * latent_dim + {OF_HEADS}"
+ABSORBED_READS, EXPANDED_READS = "context * row + weights", "weights + context * row"
 OF_QUERIES, OF_CONTEXT = "2 * query_tokens * head_dim * latent_dim", "2 * context * head_dim * latent_dim"
-CAUSAL = "Every query is counted with all tokens. It sees only those up to itself: T · N - T · (T - 1) / 2 pairs."
+CAUSAL = (
+    "Every query is counted with all tokens, in one form or in both. It sees only those up to itself: T · N - T · (T - "
+    "1) / 2 pairs."
+)
 WRONG_ORDER = (
     "In the absorbed form, W_UK and W_UV are counted for every token of the context. There they are applied once to "
     "each query and once to each output."
@@ -81,15 +86,25 @@ WRITTEN = (
     "part, and reads them again: 4 · head_dim · heads numbers for each token."
 )
 WORK = (
-    *edits(CAUSAL, causal_forgotten=(PAIRS, "query_tokens * context")),
+    *edits(CAUSAL, causal_forgotten=(PAIRS, "query_tokens * context"),
+        causal_forgotten__absorbed=("pairs * (row + latent_dim)", "query_tokens * context * (row + latent_dim)"),
+        causal_forgotten__expanded=(OF_HEADS, f"query_tokens * context * {OF_HEADS[8:]}")),
     *edits("A query's own token is left out. It sees itself too: the pairs are T · N - T · (T - 1) / 2.",
         diagonal_forgotten=("query_tokens * (query_tokens - 1) // 2", "query_tokens * (query_tokens + 1) // 2")),
+    *edits("The triangle of pairs among the query tokens was taken for half a square, T · T / 2. A query sees its own "
+        "token, so T · (T - 1) / 2 pairs are hidden.", half_a_triangle=("query_tokens * (query_tokens - 1) // 2",
+        "query_tokens * query_tokens / 2"),
+        half_a_triangle__rounded_down=("query_tokens * (query_tokens - 1) // 2", "query_tokens * query_tokens // 2"),
+        half_a_triangle__rounded_up=("query_tokens * (query_tokens - 1) // 2", "-(-query_tokens * query_tokens // 2)")),
+    *edits("The hidden pairs are added. Subtract them: T · N - T · (T - 1) / 2.",
+        hidden_pairs_added=("query_tokens * context - query_tokens", "query_tokens * context + query_tokens")),
     *edits("The query tokens are counted with each other alone. They also see all tokens before them.",
         earlier_tokens_forgotten=(PAIRS, "query_tokens * (query_tokens + 1) // 2")),
     *edits("Every query is counted with the tokens that the first one sees. Each later query sees one token more.",
         as_the_first_query=(PAIRS, "query_tokens * (context - query_tokens + 1)")),
     *edits("The pairs are halved. That holds only for a prompt: after a long context a query sees nearly all tokens.",
-        pairs_halved=(PAIRS, "query_tokens * context // 2")),
+        pairs_halved=(PAIRS, "query_tokens * context // 2"),
+        pairs_halved__not_rounded=(PAIRS, "query_tokens * context / 2")),
     *edits(WRONG_ORDER, wrong_order=(OF_QUERIES, OF_CONTEXT)),
     *edits("The expanded form computes keys and values of every token of the context, not only of the query tokens.",
         expanded_for_queries_alone=(OF_CONTEXT, OF_QUERIES)),
@@ -111,11 +126,33 @@ WORK = (
         rope_in_the_values=("row + latent_dim", "2 * row", "2 * head_dim + rope_dim", "2 * (head_dim + rope_dim)"),
         rope_in_the_values__absorbed=("row + latent_dim", "2 * row"),
         rope_in_the_values__expanded=("2 * head_dim + rope_dim", "2 * (head_dim + rope_dim)")),
+    *edits("The weighted sum is missing from the FLOPs of a pair. Beside the terms of the score it takes a multiply-"
+        "add for each number of a value (expanded, head_dim) or of a latent (absorbed, latent_dim).",
+        sum_forgotten=("row + latent_dim", "row", "2 * head_dim + rope_dim", "head_dim + rope_dim"),
+        sum_forgotten__absorbed=("row + latent_dim", "row"),
+        sum_forgotten__expanded=("2 * head_dim + rope_dim", "head_dim + rope_dim")),
+    *edits("The absorbed form's pairs are counted with a head's length. Its scores and sums run over the latent: "
+        "latent_dim + rope_dim and latent_dim numbers.",
+        pairs_of_heads=("row + latent_dim", "2 * head_dim + rope_dim")),
     *edits("The rotary key is missing from the cache's bytes: a row is latent_dim + rope_dim numbers.",
-        rope_not_cached=("context * row", "context * latent_dim")),
-    *edits("The row is counted twice, as key and as value. It is read once.",
-        latent_read_twice=("context * row + weights", "2 * context * row + weights")),
-    *edits("W_UK and W_UV are missing from the bytes.", weights_forgotten=("2 * heads * head_dim * latent_dim", "0")),
+        rope_not_cached=("context * row", "context * latent_dim"),
+        rope_not_cached__absorbed=(ABSORBED_READS, "context * latent_dim + weights"),
+        rope_not_cached__expanded=(EXPANDED_READS, "weights + context * latent_dim")),
+    *edits("The latents are not read, or not in both forms. The expanded form reads them too: it computes the keys and "
+        "values from them.", cache_not_read=("context * row", "0"),
+        cache_not_read__but_the_rotary_key=("context * row", "context * rope_dim"),
+        cache_not_read__absorbed=(ABSORBED_READS, "weights"), cache_not_read__expanded=(EXPANDED_READS, "weights"),
+        cache_not_read__expanded_but_the_rotary_key=(EXPANDED_READS, "weights + context * rope_dim")),
+    *edits("The row, or its latent, is counted twice, as key and as value. It is read once.",
+        latent_read_twice=("context * row", "2 * context * row"),
+        latent_read_twice__alone=("context * row", "context * (row + latent_dim)"),
+        latent_read_twice__absorbed=(ABSORBED_READS, "2 * context * row + weights"),
+        latent_read_twice__absorbed_alone=(ABSORBED_READS, "context * (row + latent_dim) + weights"),
+        latent_read_twice__expanded=(EXPANDED_READS, "weights + 2 * context * row")),
+    *edits("W_UK and W_UV are missing from the bytes, or from one form's. Both forms read them.",
+        weights_forgotten=("2 * heads * head_dim * latent_dim", "0"),
+        weights_forgotten__absorbed=(ABSORBED_READS, "context * row"),
+        weights_forgotten__expanded=(EXPANDED_READS, "context * row")),
     *edits("Only one weight is counted in the bytes. There are two, W_UK and W_UV.",
         one_weight=("2 * heads * head_dim * latent_dim", "heads * head_dim * latent_dim")),
     *edits(WRITTEN, keys_written_alone=("2 * context * heads * 2 * head_dim", "context * heads * 2 * head_dim"),
@@ -123,6 +160,8 @@ WORK = (
         keys_written_alone__rotary_too=("heads * 2 * head_dim", "heads * (2 * head_dim + rope_dim)")),
     *edits("`item_bytes` is missing: numbers are counted, and not bytes.",
         bytes_forgotten=("elements * item_bytes", "elements")),
+    *edits("The absorbed form's bytes include keys and values of all heads. It never makes them.",
+        keys_written_in_both=(ABSORBED_READS, "context * row + weights + 2 * context * heads * 2 * head_dim")),
 )  # fmt: skip
 ABSORBED_TIME = "max(absorbed_flops / rate, absorbed_bytes / bandwidth)"
 EXPANDED_TIME = "max(expanded_flops / rate, expanded_bytes / bandwidth)"

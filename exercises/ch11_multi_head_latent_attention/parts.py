@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from course_lib.checker import Case, Mistake, edits
 from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
+from course_lib.checker.specification.requirements import Requirement
 from exercises.topics import pointers
 from exercises.topics.attention import close_to, in_a_kernel, normalised_in_a_kernel, rounded_in_a_kernel
 from exercises.topics.attention_sentences import (
@@ -179,6 +181,81 @@ def apart(draw, query, cache, *rest):
     return tokens_first(draw, query[:, None])[:, 0], CACHE_LAYOUTS[1].value(draw, cache), *rest
 
 
+def noting_tiles(functions, query, cache, lengths, scale, value_dim, splits=None):
+    """The call. In the interpreter it notes the tiles that reach `tl.dot`, and the largest load of a second kernel.
+
+    A driver is sent to the worker by its source alone, so it stands by itself.
+    """
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    decode = functions["latent_decode" if splits is None else "split_latent_decode"]
+    arguments = (query, cache, lengths, scale, value_dim, *([] if splits is None else [splits]))
+    if functions.listen is None:
+        return decode(*arguments)
+    multiply, rows, widened, loads = InterpreterBuilder.create_dot, [], [], []
+
+    def noting(builder, left, right, *others):
+        rows.append(min(left.data.shape[-2], right.data.shape[-1]))
+        widened.append(left.dtype.primitive_bitwidth > 8 * cache.element_size())
+        return multiply(builder, left, right, *others)
+
+    class Listener:
+        launches = 0
+
+        def begun(self, kernel, arguments):
+            self.launches += 1
+
+        def launched(self, kernel, grid):
+            pass
+
+        def accessed(self, kind, program, item_bytes, reached, file, line):
+            if kind == "load" and self.launches == 2:
+                loads.append(sum(len(elements) for _, elements, _ in reached))
+
+    functions.listen(Listener())
+    InterpreterBuilder.create_dot = noting
+    try:
+        return decode(*arguments)
+    finally:
+        InterpreterBuilder.create_dot = multiply
+        functions.listen(None)
+        functions.noted |= {"widened": sum(widened), "loaded by the merge": max(loads, default=0)}
+        functions.noted |= {"rows": min(rows)} if rows else {}
+
+
+@dataclass(frozen=True)
+class TilesAsLoaded(Requirement):
+    """Tiles of 16 bits are multiplied as they are, in cases that `noting_tiles` runs."""
+
+    id: str = "product_in_float32"
+
+    def complaint(self, case, seen):
+        if not seen.noted.get("widened"):
+            return None
+        return (
+            "Tiles of float16 were converted to float32 before `tl.dot`. Tensor cores multiply them as they are, and "
+            "add up in float32 anyway. In float32 an H100 takes thousands of single multiply-adds for a product, and "
+            "tiles of 64 rows and 512 + 64 columns may not even fit into its shared memory. Convert none, and scale "
+            "the scores, not the queries."
+        )
+
+
+@dataclass(frozen=True)
+class RowsFrom16(Requirement):
+    """No tile of query heads has fewer than 16 rows, in cases that `noting_tiles` runs."""
+
+    id: str = "fewer_than_16_rows"
+
+    def complaint(self, case, seen):
+        rows = seen.noted.get("rows", 16)
+        if rows >= 16:
+            return None
+        return (
+            f"A tile that `tl.dot` multiplied has a side of only {rows}. Tensor cores multiply 16 rows at a time, and "
+            "`rows` is a power of two from 16 on: max(16, ...). Mask the heads that do not exist."
+        )
+
+
 def row_bytes(query, cache, lengths):
     """Bytes of the rows in use, loaded once for up to 64 heads."""
     return int(lengths.sum()) * cache.shape[2] * cache.element_size() * -(-query.shape[1] // 64)
@@ -218,6 +295,7 @@ def over_rows(query, cache, sequence, first, last, scale, value_dim):
     return running_max, running_sum, accumulator
 
 
+OF_CACHE = "sequence * cache.stride(0)"
 BOTH_SCORES = "(latent_query @ latents.T + rope_query @ rope_keys.T) * scale"
 PRODUCT = "weights.to(cache.dtype).float() @ latents"
 SHIFTED = "weights.to(cache.dtype).float() @ read(cache, rows + (width - value_dim) + latent_columns, loaded)"
@@ -246,6 +324,18 @@ RESCALED_LATE = (
 ONE_MAXIMUM = "One maximum is used for all heads of a tile. Each row has its own: tl.max(scores, axis=1)."
 ROWS = (
     *edits(FORGOTTEN, rope_forgotten=(" + rope_query @ rope_keys.T", "")),
+    *edits("The scores are those of the rotary parts alone. Add the product of the queries' first columns with the "
+        "latents.", latent_part_forgotten=("latent_query @ latents.T + rope_query", "rope_query")),
+    *edits("All heads use the first head's query, or its latent or rotary part. Each row of the tile is a head: add "
+        "members[:, None] · the query's head stride.", alone=True,
+        first_head_for_all=("torch.arange(heads)[:, None] * query.stride(1)", "torch.zeros(heads, 1).long()"),
+        first_head_for_all__latent=("query_rows + latent_columns", "sequence * query.stride(0) + latent_columns"),
+        first_head_for_all__rope=("query_rows + rope_columns", "sequence * query.stride(0) + rope_columns")),
+    *edits("The heads of later blocks use the first block's queries. The heads of a program begin at program_id(0) · "
+        "ROWS.", alone=True,
+        first_block_for_all=("torch.arange(heads)[:, None] * query", "torch.arange(heads)[:, None] % 64 * query"),
+        first_block_for_all__rope=("query_rows + rope_columns",
+        "query_rows - torch.arange(heads)[:, None] // 64 * 64 * query.stride(1) + rope_columns")),
     *edits(APART,
         rope_scaled_apart=(BOTH_SCORES, "latent_query @ latents.T * scale + rope_query @ rope_keys.T / LOG2_E"),
         rope_scaled_apart__natural=(BOTH_SCORES, "latent_query @ latents.T * scale + rope_query @ rope_keys.T"),
@@ -269,7 +359,15 @@ ROWS = (
     *edits(PAD, row_stride_ignored=("* cache.stride(1)", "* width"),
         row_stride_ignored__query=("* query.stride(1)", "* width")),
     *edits(OF_SEQUENCE, first_cache_for_all=("sequence * cache.stride(0) + ", "")),
+    *edits(OF_SEQUENCE, alone=True,
+        first_cache_for_all__latents=("rows + latent_columns, loaded", f"rows - {OF_CACHE} + latent_columns, loaded"),
+        first_cache_for_all__rotary_keys=("rows + rope_columns, loaded", f"rows - {OF_CACHE} + rope_columns, loaded")),
     *edits(OF_QUERY, first_queries_for_all=("sequence * query.stride(0) + ", "")),
+    *edits(OF_QUERY, alone=True,
+        first_queries_for_all__latent=("query_rows + latent_columns",
+        "query_rows - sequence * query.stride(0) + latent_columns"),
+        first_queries_for_all__rope=("query_rows + rope_columns",
+        "query_rows - sequence * query.stride(0) + rope_columns")),
     *edits(SLOTS, slots_count=("loaded = present[:, None]", "loaded = tokens[:, None] < cache.shape[1]")),
     *edits(UNMASKED, tail_not_masked=("torch.where(present, scores, -INF)", "scores")),
     *edits("Absent tokens have a finite score, which is no mask for scores that are lower still. Use minus infinity.",

@@ -56,7 +56,8 @@ LEFT_OUT = (
     Mistake(
         "heads_without_a_program",
         "No program stored the results of the last heads, or of any if they are fewer than a tile's rows. Round the "
-        "number of blocks up: triton.cdiv(heads, rows).",
+        "number of blocks up: triton.cdiv(heads, rows). If it is, check where a program stores: its heads begin at "
+        "program_id(0) * ROWS.",
         when=lambda case, seen, got: any(unwritten(_sequences, left)(case, seen, got) for left in (_last, _but_first)),
         every=True,
     ),

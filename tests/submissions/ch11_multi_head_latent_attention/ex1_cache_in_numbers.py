@@ -13,6 +13,13 @@ WRONG = {
     "latent_shared_out__the_latent_alone": changed(
         "11.1", ("(latent_dim + rope_dim)", "(latent_dim // ranks + rope_dim)")
     ),
+    "latent_shared_out__the_rotary_key": changed(
+        "11.1", ("(latent_dim + rope_dim)", "(latent_dim + rope_dim / ranks)")
+    ),
+    "latent_shared_out__or_the_heads_are_not": changed("11.1", ("2 * key_heads // ranks *", "2 * key_heads *")),
+    "values_forgotten__or_the_row_twice": changed(
+        "11.1", ("<= latent_dim + rope_dim", "<= 2 * (latent_dim + rope_dim)")
+    ),
     "rope_forgotten": changed("11.1", ("(latent_dim + rope_dim)", "latent_dim")),
     "key_and_value_counted": changed("11.1", (ROW, ROW.replace("layers", "2 * layers"))),
     "bytes_forgotten": changed("11.1", ("(latent_dim + rope_dim) * item_bytes", "(latent_dim + rope_dim)")),

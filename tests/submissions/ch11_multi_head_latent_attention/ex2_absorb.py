@@ -4,6 +4,8 @@ from tests.submissions.edits import changed
 
 SCORES = "scores = absorbed @ latents.T + query_rope @ rope_keys.T"
 SCALED = "scores / math.sqrt(query.shape[1] + query_rope.shape[1])"
+KEYS = 'torch.einsum("hd,hdc->hc", query, key_up)'
+VALUES = 'torch.einsum("hc,hvc->hv", mixed, value_up)'
 SLICES = "latents, rope_keys = cache[:, :latent_dim], cache[:, latent_dim:]"
 ROOT = "math.sqrt(query.shape[1] + query_rope.shape[1])"
 
@@ -83,6 +85,43 @@ WRONG = {
             "    keys, values = (rows.expand(len(query), -1, -1) for rows in (cache, latents))\n"
             f"    mixed = F.scaled_dot_product_attention(long, keys, values, scale=1 / {ROOT})[:, 0]",
         ),
+    ),
+    "latent_part_forgotten": changed("11.2", ("absorbed @ latents.T + ", "")),
+    "scaled_after_the_softmax": changed(
+        "11.2", (f"torch.softmax({SCALED}, dim=1)", f"torch.softmax(scores, dim=1) / {ROOT}")
+    ),
+    "softmax_of_each_part": changed(
+        "11.2",
+        (
+            f"torch.softmax({SCALED}, dim=1)",
+            f"(torch.softmax(absorbed @ latents.T / {ROOT}, dim=1)\n"
+            f"               + torch.softmax(query_rope @ rope_keys.T / {ROOT}, dim=1)) / 2",
+        ),
+    ),
+    "rope_scaled_apart__each_as_long_as_it_is": changed(
+        "11.2",
+        (
+            SCORES,
+            "scores = absorbed @ latents.T / latent_dim ** 0.5\n"
+            "    scores = scores + query_rope @ rope_keys.T / query_rope.shape[1] ** 0.5",
+        ),
+        (SCALED, "scores"),
+    ),
+    "summed_over_all_heads": changed("11.2", ("hd,hdc->hc", "hd,gdc->hc")),
+    "summed_over_all_heads__values": changed("11.2", ("hc,hvc->hv", "hc,gvc->hv")),
+    "reshaped_for_transposed": changed("11.2", ("latents.T", "latents.reshape(latent_dim, -1)")),
+    "reshaped_for_transposed__rope": changed("11.2", ("rope_keys.T", "rope_keys.reshape(query_rope.shape[1], -1)")),
+    "reshaped_for_transposed__rows": changed(
+        "11.2", (SCORES, "scores = torch.cat([absorbed, query_rope], 1) @ cache.reshape(cache.shape[1], -1)")
+    ),
+    "reshaped_for_transposed__key_matrices": changed(
+        "11.2", (KEYS, "(key_up.reshape(len(query), latent_dim, -1) @ query[:, :, None])[:, :, 0]")
+    ),
+    "reshaped_for_transposed__value_matrices": changed(
+        "11.2", (VALUES, "(mixed[:, None] @ value_up.reshape(len(query), latent_dim, -1))[:, 0]")
+    ),
+    "scale_without_rope__and_reshaped_for_transposed": changed(
+        "11.2", ("latents.T", "latents.reshape(latent_dim, -1)"), (ROOT, "math.sqrt(query.shape[1])")
     ),
     "rope_forgotten__and_scale_without_rope": changed(
         "11.2", (" + query_rope @ rope_keys.T", ""), (ROOT, "math.sqrt(query.shape[1])")

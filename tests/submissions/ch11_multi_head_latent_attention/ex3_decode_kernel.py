@@ -12,6 +12,17 @@ LATENTS = "latents = tl.load(rows + latent_columns[None, :], mask=present[:, Non
 BATCH = "batch, heads, width = query.shape"
 AGAIN = "values = tl.load(rows + latent_columns[None, :], mask=present[:, None], other=0.0)\n        "
 
+ROPE_OF_ALL = "query_rows + rope_columns[None, :]"
+IN_FLOAT32 = [
+    (f"{name} = tl.load({rows}, mask={mask}, other=0.0)", f"{name} = tl.load({rows}, {mask}, 0.0).to(tl.float32)")
+    for name, rows, mask in (
+        ("query", "query_rows + latent_columns[None, :]", "exist"),
+        ("query_rope", ROPE_OF_ALL, "exist"),
+        ("latents", "rows + latent_columns[None, :]", "present[:, None]"),
+        ("rope_keys", "rows + rope_columns[None, :]", "present[:, None]"),
+    )
+]
+
 HEAD_BY_HEAD = """# Exercise 11.3 · A decode kernel that reads the latent once
 @triton.jit
 def one_head(q, cache, o, lengths, q_batch, q_head, c_batch, c_token, o_batch, o_head, scale,
@@ -81,6 +92,41 @@ WRONG = {
     # vllm#40705: the tile of whole rows taken for values, where the widths differ.
     "value_tile_is_the_whole_row": changed("11.3", *WHOLE_ROW),
     "rope_forgotten": changed("11.3", (ROPE, "")),
+    "product_in_float32": changed("11.3", *IN_FLOAT32),
+    "product_in_float32__of_the_values": changed(
+        "11.3", (PRODUCT, 'tl.dot(weights, latents.to(tl.float32), input_precision="ieee")')
+    ),
+    "product_in_float32__by_the_scale": changed(
+        "11.3",
+        ("scores * scale_log2, float", "scores, float"),
+        (
+            "    cache_pointer += sequence",
+            "    query = query.to(tl.float32) * scale_log2\n"
+            "    query_rope = query_rope.to(tl.float32) * scale_log2\n    cache_pointer += sequence",
+        ),
+        ("tl.trans(latents)", "tl.trans(latents.to(tl.float32))"),
+        ("tl.trans(rope_keys)", "tl.trans(rope_keys.to(tl.float32))"),
+    ),
+    "fewer_than_16_rows": changed("11.3", (TILE, "rows = min(most_rows, triton.next_power_of_2(heads))")),
+    "fewer_than_16_rows__8_at_least": changed("11.3", (TILE, TILE.replace("16,", "8,"))),
+    "latent_part_forgotten": changed("11.3", ("scores = tl.dot(query,", "scores = 0.0 * tl.dot(query,")),
+    "first_head_for_all__rope": changed(
+        "11.3", (f"tl.load({ROPE_OF_ALL}", f"tl.load(query_pointer + sequence * query_batch_stride{ROPE_OF_ALL[10:]}")
+    ),
+    "first_block_for_all": changed(
+        "11.3", ("members[:, None] * query_head", "tl.arange(0, ROWS)[:, None] * query_head")
+    ),
+    "first_block_for_all__rope": changed(
+        "11.3",
+        (ROPE_OF_ALL, ROPE_OF_ALL.replace(" + rope", " - tl.program_id(0) * ROWS * query_head_stride + rope")),
+    ),
+    "first_cache_for_all__rotary_keys": changed(
+        "11.3", ("tl.load(rows + rope_columns", "tl.load(rows - sequence * cache_batch_stride + rope_columns")
+    ),
+    "first_queries_for_all__rope": changed(
+        "11.3", (ROPE_OF_ALL, ROPE_OF_ALL.replace(" + rope", " - sequence * query_batch_stride + rope"))
+    ),
+    "newest_left_out__by_the_mask": changed("11.3", ("present = tokens < length", "present = tokens < length - 1")),
     "rope_scaled_apart": changed(
         "11.3",
         (
@@ -163,16 +209,12 @@ UNUSUAL = {
             "tl.store(output_rows + wide[None, :], output, mask=exist & (wide < LATENT)[None, :])",
         ),
     ),
-    "the scale in the queries, float32": changed(
+    "tokens as the rows of the scores": changed(
         "11.3",
-        ("scores * scale_log2, float", "scores, float"),
         (
-            "    cache_pointer += sequence",
-            "    query = query.to(tl.float32) * scale_log2\n"
-            "    query_rope = query_rope.to(tl.float32) * scale_log2\n    cache_pointer += sequence",
+            'tl.dot(query, tl.trans(latents), input_precision="ieee")',
+            'tl.trans(tl.dot(latents, tl.trans(query), input_precision="ieee"))',
         ),
-        ("tl.trans(latents)", "tl.trans(latents.to(tl.float32))"),
-        ("tl.trans(rope_keys)", "tl.trans(rope_keys.to(tl.float32))"),
     ),
     "from the last tile to the first": changed(
         "11.3",

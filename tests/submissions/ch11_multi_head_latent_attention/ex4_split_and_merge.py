@@ -17,7 +17,39 @@ DIVIDED = "output = output / tl.where(total == 0.0, 1.0, total)"
 
 MERGED = "output += weight * tl.load(outputs_pointer + (row * splits + split) * LATENT + columns)"
 
+LOOP = f"""    output = tl.zeros([LATENT], tl.float32)
+    for split in range(0, splits):
+        {MERGE}
+        {MERGED}
+"""
+
 WRONG = {
+    "merged_in_one_tile": changed(
+        "11.4",
+        (
+            LOOP,
+            "    rows = outputs_pointer + (row * splits + members[:, None]) * LATENT\n"
+            "    outputs = tl.load(rows + columns[None, :], mask=members[:, None] < splits, other=0.0)\n"
+            "    output = tl.sum(tl.exp2(lses - reference)[:, None] * outputs, axis=0)\n",
+        ),
+    ),
+    "product_in_float32": changed("11.4", (PRODUCT, 'tl.dot(weights, latents.to(tl.float32), input_precision="ieee")')),
+    "rounded_wrong": changed("11.4", ("-(-length // 64)", "(length // 64 + 1)")),
+    "heads_counted_singly__sixteen": changed("11.4", ("-(-heads // 64)", "-(-heads // 16)")),
+    "rounded_over_the_batch": changed("11.4", (PROGRAMS, "programs = -(-batch * heads // 64)")),
+    "measured_apart": changed("11.4", ("tl.sum(tl.exp2(lses - reference)", "tl.sum(tl.exp2(lses)")),
+    "measured_apart__weights": changed("11.4", (MERGE, MERGE.replace(" - reference", ""))),
+    "last_split_left_out": changed("11.4", ("for split in range(0, splits)", "for split in range(0, splits - 1)")),
+    "last_split_left_out__in_the_sum_too": changed(
+        "11.4", ("range(0, splits)", "range(0, splits - 1)"), ("mask=members < splits", "mask=members < splits - 1")
+    ),
+    "last_split_left_out__it_alone": changed("11.4", ("range(0, splits)", "range(splits - 1, splits)")),
+    "missing_splits_counted": changed(
+        "11.4", ('mask=members < splits, other=float("-inf")', "mask=members < splits, other=0.0")
+    ),
+    "results_exchanged__log_sum_exps": changed(
+        "11.4", ("lses_pointer + results,", "lses_pointer + (sequence * splits + split) * heads + members,")
+    ),
     "merged_in_half": changed(
         "11.4",
         ("output = tl.zeros([LATENT], tl.float32)", "output = tl.zeros([LATENT], output_pointer.dtype.element_ty)"),

@@ -36,6 +36,50 @@ WRONG = {
         (LEFT + " @ odd[:, :half]", "left = left * second"),
         ("        right = right + (even_weights * second) @ even[:, half:value_dim]\n", ""),
     ),
+    "own_block_alone__left": changed("11.5", (LEFT + " @ odd[:, :half]", "left = left * second")),
+    "own_block_alone__right": changed(
+        "11.5", ("        right = right + (even_weights * second) @ even[:, half:value_dim]\n", "")
+    ),
+    "even_by_the_first_factor": changed("11.5", ("(even_weights * second) @ even", "(even_weights * first) @ even")),
+    "factor_turned_round": changed(
+        "11.5", ("torch.exp(even_largest - odd_largest)", "torch.exp(odd_largest - even_largest)")
+    ),
+    "even_from_m1_and_corrected": changed(
+        "11.5",
+        ("        even_weights = torch.exp(even_scores - even_largest)\n", ""),
+        (
+            "odd_weights = torch.exp(odd_scores - odd_largest)",
+            "odd_weights, even_weights = torch.exp(odd_scores - odd_largest), torch.exp(even_scores - odd_largest)",
+        ),
+    ),
+    "odd_weights_from_m0": changed("11.5", ("odd_scores - odd_largest)", "odd_scores - even_largest)")),
+    "halves_exchanged": changed("11.5", ("return left / total, right / total", "return right / total, left / total")),
+    "rope_forgotten": changed(
+        "11.5",
+        ("query @ even.T", "query[:, :value_dim] @ even[:, :value_dim].T"),
+        ("query @ odd.T", "query[:, :value_dim] @ odd[:, :value_dim].T"),
+    ),
+    "rope_forgotten__odd": changed("11.5", ("query @ odd.T", "query[:, :value_dim] @ odd[:, :value_dim].T")),
+    "scale_by_the_width": changed("11.5", (".T * scale", ".T * query.shape[1] ** -0.5")),
+    "sum_not_rescaled__old_once": changed("11.5", (TOTAL, "total = total * first + even_sum * second + odd_sum")),
+    "scaled_before_the_product": changed(
+        "11.5", (".T * scale", ".T"), ("    heads, half = ", "    query = query * scale\n    heads, half = ")
+    ),
+    "scaled_before_the_product__a_block": changed(
+        "11.5", (".T * scale", ".T"), ("@ even.T", "@ (even * scale).T"), ("@ odd.T", "@ (odd * scale).T")
+    ),
+    "too_much_memory": changed(
+        "11.5",
+        (
+            "left, right = torch.zeros(heads, half), torch.zeros(heads, half)",
+            "output = torch.zeros(heads, value_dim)\n    left, right = output[:, :half], output[:, half:]",
+        ),
+    ),
+    "sum_not_rescaled__and_own_block_alone": changed(
+        "11.5",
+        (LEFT + " @ odd[:, :half]", "left = left * second"),
+        (TOTAL, "total = total + even_sum + odd_sum"),
+    ),
     "weights_exchanged": changed("11.5", ("even_weights @ even[:, :half]", "even_weights @ odd[:, :half]")),
     "odd_maximum_alone": changed("11.5", (ODD, "odd_largest = odd_scores.amax(dim=1, keepdim=True)")),
     "even_maximum_left_out": changed("11.5", (ODD, ODD.replace("even_largest", "largest"))),

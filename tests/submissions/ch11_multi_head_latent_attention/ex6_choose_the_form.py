@@ -8,7 +8,38 @@ EXPANDED = "2 * context * head_dim * latent_dim + pairs"
 TIME = "max(flops / rate, moved / bandwidth)"
 KEPT = "elements += 2 * 2 * context * heads * head_dim"
 
+READ = "elements = context * (latent_dim + rope_dim) + 2"
+FULL_TRIANGLE = "query_tokens * (query_tokens - 1) // 2"
+FLOPS = "flops = 2 * heads * (2 * query_tokens * head_dim * latent_dim + pairs * (2 * latent_dim + rope_dim))"
+
 WRONG = {
+    "half_a_triangle": changed("11.6", (FULL_TRIANGLE, "query_tokens**2 / 2")),
+    "half_a_triangle__rounded_down": changed("11.6", (FULL_TRIANGLE, "query_tokens * query_tokens // 2")),
+    "half_a_triangle__square_and_triangle": changed(
+        "11.6", (PAIRS, "pairs = query_tokens * (context - query_tokens) + query_tokens**2 // 2")
+    ),
+    "half_a_triangle__and_weights_forgotten": changed(
+        "11.6", (FULL_TRIANGLE, "query_tokens**2 / 2"), (" + 2 * heads * head_dim * latent_dim", "")
+    ),
+    "hidden_pairs_added": changed("11.6", ("query_tokens * context - query", "query_tokens * context + query")),
+    "causal_forgotten__absorbed": changed(
+        "11.6", (FLOPS, FLOPS.replace("pairs", "query_tokens * context"))
+    ),
+    "sum_forgotten": changed(
+        "11.6", ("(2 * latent_dim + rope_dim)", "(latent_dim + rope_dim)"), ("(2 * head_dim + rope", "(head_dim + rope")
+    ),
+    "sum_forgotten__expanded": changed("11.6", ("(2 * head_dim + rope_dim)", "(head_dim + rope_dim)")),
+    "pairs_of_heads": changed("11.6", ("(2 * latent_dim + rope_dim)", "(2 * head_dim + rope_dim)")),
+    "cache_not_read": changed("11.6", (READ, "elements = 2")),
+    "cache_not_read__but_the_rotary_key": changed("11.6", (READ, "elements = context * rope_dim + 2")),
+    "cache_not_read__expanded": changed("11.6", (KEPT, f"{KEPT} - context * (latent_dim + rope_dim)")),
+    "cache_not_read__expanded_but_the_rotary_key": changed("11.6", (KEPT, f"{KEPT} - context * latent_dim")),
+    "rope_not_cached__expanded": changed("11.6", (KEPT, f"{KEPT} - context * rope_dim")),
+    "latent_read_twice__absorbed": changed("11.6", (FLOPS, f"{FLOPS}\n        elements += context * latent_dim")),
+    "weights_forgotten__expanded": changed("11.6", (KEPT, f"{KEPT} - 2 * heads * head_dim * latent_dim")),
+    "keys_written_in_both": changed(
+        "11.6", (f"        {KEPT}\n", ""), (READ, f"{READ[:-1]}4 * context * heads * head_dim + 2")
+    ),
     "causal_forgotten": changed("11.6", (PAIRS, "pairs = query_tokens * context")),
     "earlier_tokens_forgotten": changed("11.6", (PAIRS, "pairs = query_tokens * (query_tokens + 1) // 2")),
     "as_the_first_query": changed("11.6", (PAIRS, "pairs = query_tokens * (context - query_tokens + 1)")),
