@@ -198,7 +198,7 @@ def quantise_int4(x: torch.Tensor, dim: int, group: int) -> tuple[torch.Tensor, 
 def best_axis(x: torch.Tensor, group: int) -> int:
     """The dimension along which groups lose less.
 
-    x: [tokens, channels], float32, both multiples of `group`; keys or values of one head. group is at least 2.
+    x: [tokens, channels], float32, both multiples of `group`; keys or values of one head. group is at least 16.
     Returns: 0 if groups over `group` tokens of a channel lose less, 1 if groups over `group` channels of a token do.
     The loss is the sum of the squared differences between x and codes * scale + middle over all elements. The numbers
     of x alone decide; the two losses always differ by a fifth or more. `x` stays as it is.

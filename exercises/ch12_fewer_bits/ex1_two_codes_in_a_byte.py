@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise, edits, model_of
+from course_lib.checker import Case, Exercise, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract
 from course_lib.checker.specification.layouts import any_strides
 
@@ -134,5 +134,13 @@ EXERCISE = Exercise(
         "A byte is low | (high << 4), as uint8. To read it again: byte & 15 is the low nibble, byte >> 4 the high one.",
         "A nibble from 8 on is negative: it stands for itself minus 16. Subtract in int8, as uint8 has no negative "
         "numbers. torch.stack((low, high), dim=-1).flatten(-2) puts codes 2i and 2i + 1 side by side again.",
+    ),
+    mistakes=(
+        Mistake(
+            "argument_written",
+            "You write into the argument, and it must stay as it is. An operation with `=` or a trailing underscore, "
+            "such as `codes &= 15` or `codes.bitwise_and_(15)`, changes the caller's tensor: write `codes & 15`.",
+            when=lambda case, seen, got: seen.error is not None and "written-to tensor" in seen.error.text,
+        ),
     ),
 )

@@ -19,7 +19,7 @@ def restored(functions, x, dim, group):
     import torch
 
     codes, scale, middle = functions["quantise_int4"](x.clone(), dim, group)
-    told = {"scale": scale, "middle": middle, "codes": "no tensor", "error in steps": -1.0}
+    told = {"scale": scale, "middle": middle, "codes": "no tensor", "rounding error in steps, root mean square": -1.0}
     if not all(isinstance(part, torch.Tensor) for part in (codes, scale, middle)):
         return told
     told["codes"] = f"{str(codes.dtype).removeprefix('torch.')} {list(codes.shape)}"
@@ -30,7 +30,9 @@ def restored(functions, x, dim, group):
     told["codes"] += f" from {int(codes.min())} to {int(codes.max())}"
     step, centre = (part.double().repeat_interleave(group, dim) for part in (scale, middle))
     error = float(((codes.double() * step + centre - x.double()) / step).square().mean().sqrt())
-    return told | {"error in steps": error if error > 0.01 else 0.0}  # below that it is float32's rounding alone
+    return told | {
+        "rounding error in steps, root mean square": error if error > 0.01 else 0.0
+    }  # below that it is float32's rounding alone
 
 
 def levels(x, dim, group):
@@ -131,13 +133,18 @@ def fixed_axis_cases():
 
 LOW_HIGH = "low, high = groups.amin(dim + 1), groups.amax(dim + 1)"
 SYMMETRIC = "low, high = -groups.abs().amax(dim + 1), groups.abs().amax(dim + 1)"
+GUARDED = "torch.where(high == low, 1.0, scale)"
+SCALE_OF_ZERO = (
+    "The scale of a group of equal numbers came out as 0 or tiny. Set it to 1 there, because 0 / 0 is no code."
+)
+FLOORS = (12, 10, 9, 8, 7, 6, 5, 4, 3)  # digits of the least scale that people write
 ROUNDED = "(distance / scale.unsqueeze(dim + 1)).round()"
 
 
 def symmetric(steps):
     """Steps of the largest absolute value, and a middle of 0."""
     largest = f"groups.abs().amax(dim + 1) / {steps}"
-    return "(high - low) / 15", largest, "low + 8 * scale", "0 * low", "high == low", "scale == 0"
+    return "(high - low) / 15", largest, "low + 8 * scale", "0 * low"
 
 
 ONE_RANGE = (
@@ -152,7 +159,10 @@ LEVELS = (
     *edits("The range is symmetric around 0, up to the largest absolute value. Numbers of one sign then "
         "use half of the codes, or fewer. Take the smallest and the largest number of the group.",
         symmetric_range=(LOW_HIGH, SYMMETRIC), symmetric_range__7_steps_a_side=symmetric("7"),
-        symmetric_range__half_steps=symmetric("7.5"), symmetric_range__8_steps_a_side=symmetric("8")),
+        symmetric_range__half_steps=symmetric("7.5"), symmetric_range__8_steps_a_side=symmetric("8"),
+        symmetric_range__7_steps_and_zeros=(*symmetric("7"), "high == low", "scale == 0"),
+        symmetric_range__half_steps_and_zeros=(*symmetric("7.5"), "high == low", "scale == 0"),
+        symmetric_range__8_steps_and_zeros=(*symmetric("8"), "high == low", "scale == 0")),
     *edits("The middle is the group's smallest number. Code 0 stands for the middle and code -8 for the smallest: "
         "low + 8 · scale.", middle_is_the_smallest=("low + 8 * scale", "low")),
     *edits("The middle is half-way between the smallest and the largest number, so code -8 lies half a step below the "
@@ -171,11 +181,10 @@ LEVELS = (
         a_level_unused=("clamp(-8, 7)", "clamp(-7, 7)"), a_level_unused__the_last=("clamp(-8, 7)", "clamp(-8, 6)")),
     *edits("Codes run from 0 to 15. They must be signed, from -8 to 7, and code 0 stands for the middle.",
         unsigned_codes=("low + 8 * scale", "low", "clamp(-8, 7)", "clamp(0, 15)")),
-    *edits("The scale of a group of equal numbers came out as 0 or tiny. Set it to 1 there, because 0 / 0 is no code.",
-        scale_of_zero=("torch.where(high == low, 1.0, scale)", "scale"),
-        scale_of_zero__tiny=("torch.where(high == low, 1.0, scale)", "scale.clamp(min=1e-8)"),
-        scale_of_zero__less_tiny=("torch.where(high == low, 1.0, scale)", "scale.clamp(min=1e-5)"),
-        scale_of_zero__added=("torch.where(high == low, 1.0, scale)", "scale + 1e-8")),
+    *edits(SCALE_OF_ZERO, scale_of_zero=(GUARDED, "scale")),
+    *edits(SCALE_OF_ZERO, alone=True,
+        **{f"scale_of_zero__at_least_1e_{n}": (GUARDED, f"scale.clamp(min=1e-{n})") for n in FLOORS},
+        **{f"scale_of_zero__added_1e_{n}": (GUARDED, f"scale + 1e-{n}") for n in FLOORS}),
     *edits("In a group of equal numbers the middle was computed from the scale 1. Such a group's middle is the number "
         "itself, so that the code 0 gives it back.",
         middle_of_the_scale_1=("middle = low + 8 * scale", "middle = low + 8 * torch.where(high == low, 1.0, scale)")),

@@ -105,10 +105,15 @@ FOLDED = "query * k_of * head_dim**-0.5"
 RESULT = "accumulator / running_sum * v_of"
 UPDATE = "accumulator = accumulator * rescale + product"
 KEYS_OF, VALUES_OF = "keys.to(query.dtype)[owner]", "values.to(query.dtype)[owner]"
+IN_TURNS = "{}.to(query.dtype)[torch.arange(heads) % len(keys)]"
 ONE_BY_ONE = (
     "Keys or values were multiplied by their scale one by one. That is a multiplication for each code, and the product "
     "may overflow. A head's scale is the same for all, so multiply the query by k_scale, and the result by v_scale."
 )
+OF_A_TILE = (
+    "torch.maximum(running_max, scores.amax(1, keepdim=True))", "scores.amax(1, keepdim=True)",
+    UPDATE, "accumulator = accumulator + product / weights.sum(1, keepdim=True)",
+)  # fmt: skip
 PRODUCT = "(weights[:, None] @ values_of[:, tile])[:, 0]"
 
 
@@ -130,14 +135,36 @@ CHANGES = (
         scales_left_at_1=(FOLDED, "query * head_dim**-0.5", RESULT, "accumulator / running_sum")),
     *edits("k_scale is missing, as if it were 1: the scores are too large or too small. Multiply the query or the "
         "scores by it, before the exponential. A factor on all weights cancels when you divide by their sum.",
-        key_scale_missing=(FOLDED, "query * head_dim**-0.5")),
+        key_scale_missing=("query * k_of", "query")),
     *edits("v_scale is missing, as if it were 1. Multiply the result by it. If it multiplies the weights before they "
         "are added up, it cancels when the result is divided by their sum.",
-        value_scale_missing=(RESULT, "accumulator / running_sum")),
+        value_scale_missing=(" * v_of", "")),
     *edits("k_scale is applied twice. Multiply either the query or the scores by it.",
-        key_scale_twice=(FOLDED, "query * k_of * k_of * head_dim**-0.5")),
+        key_scale_twice=("query * k_of", "query * k_of * k_of")),
     *edits("v_scale is applied twice. Multiply the result by it, once.",
-        value_scale_twice=(RESULT, f"{RESULT} * v_of")),
+        value_scale_twice=(" * v_of", " * v_of * v_of")),
+    *edits("k_scale is used for the values, too. They have v_scale.",
+        alone=True, key_scale_for_both=("v_scale[owner]", "k_scale[owner]")),
+    *edits("v_scale is used for the keys, too. They have k_scale.",
+        alone=True, value_scale_for_both=("k_scale[owner]", "v_scale[owner]")),
+    *edits("Both scales multiply the query (or the scores), and none the result. v_scale there makes the softmax "
+        "sharper or flatter: multiply the result by it.",
+        both_scales_on_the_query=(FOLDED, "query * k_of * v_of * head_dim**-0.5", RESULT, "accumulator / running_sum"),
+        both_scales_on_the_query__and_the_result=(FOLDED, "query * k_of * v_of * head_dim**-0.5")),
+    *edits("k_scale multiplies the result, or the weights after the softmax. It belongs to the scores: multiply the "
+        "query or the scores by it, before the softmax.",
+        key_scale_after_the_softmax=(FOLDED, "query * head_dim**-0.5", RESULT, f"{RESULT} * k_of"),
+        key_scale_after_the_softmax__too=(RESULT, f"{RESULT} * k_of"),
+        key_scale_after_the_softmax__alone=(FOLDED, "query * head_dim**-0.5", RESULT,
+        "accumulator / running_sum * k_of")),
+    *edits("The query is rounded to fewer bits. Only the cache is in e4m3: leave the query in float32, and convert the "
+        "codes to it.", alone=True,
+        query_rounded=(FOLDED, f"query.to(torch.float8_e4m3fn).to(query.dtype) * {FOLDED[8:]}"),
+        query_rounded__to_half=(FOLDED, f"query.half().to(query.dtype) * {FOLDED[8:]}"),
+        query_rounded__to_bfloat16=(FOLDED, f"query.bfloat16().to(query.dtype) * {FOLDED[8:]}"),
+        query_rounded__scaled=(FOLDED, f"({FOLDED}).to(torch.float8_e4m3fn).to(query.dtype)"),
+        query_rounded__scaled_to_half=(FOLDED, f"({FOLDED}).half().to(query.dtype)"),
+        query_rounded__scaled_to_bfloat16=(FOLDED, f"({FOLDED}).bfloat16().to(query.dtype)")),
     *edits(ONE_BY_ONE, is_nan=True,
         scaled_element_by_element=(KEYS_OF, f"{KEYS_OF} * k_of[..., None]", FOLDED, "query * head_dim**-0.5",
         VALUES_OF, f"{VALUES_OF} * v_of[..., None]", RESULT, "accumulator / running_sum"),
@@ -152,7 +179,7 @@ CHANGES = (
     *edits("The two scales are exchanged: k_scale belongs to the scores, and v_scale to the result.",
         scales_exchanged=("k_scale[owner]", "v_scale[owner]", "v_scale[owner]", "k_scale[owner]")),
     *edits("You divided by k_scale. A key is k_scale times its code, so multiply by it.",
-        key_scale_divides=(FOLDED, "query / k_of * head_dim**-0.5")),
+        key_scale_divides=("query * k_of", "query / k_of")),
     *edits("You divided by v_scale. A value is v_scale times its code, so multiply by it.",
         value_scale_divides=(RESULT, "accumulator / running_sum / v_of")),
     *edits("All heads use the first head's scale. Each KV head has a k_scale and a v_scale of its own.",
@@ -168,12 +195,14 @@ CHANGES = (
     *edits("The keys and values go to the query heads in turns, by h % key_heads. Neighbours share a KV head: "
         "query head h reads h // group.",
         heads_by_modulo=("// (heads // len(keys))", "% len(keys)"),
-        heads_by_modulo__but_the_scales=(f"{KEYS_OF}, values.to(query.dtype)[owner]",
-        "keys.to(query.dtype)[torch.arange(heads) % len(keys)], "
-        "values.to(query.dtype)[torch.arange(heads) % len(keys)]")),
+        heads_by_modulo__but_the_scales=(f"{KEYS_OF}, {VALUES_OF}",
+        f"{IN_TURNS.format('keys')}, {IN_TURNS.format('values')}"),
+        heads_by_modulo__keys=(KEYS_OF, IN_TURNS.format("keys")),
+        heads_by_modulo__values=(VALUES_OF, IN_TURNS.format("values"))),
     *edits("The codes are read as whole numbers from 0 to 255. They are floats of 8 bits: codes.float().",
-        codes_as_bytes=(KEYS_OF, "keys.view(torch.uint8).to(query.dtype)[owner]", "values.to(query.dtype)[owner]",
-        "values.view(torch.uint8).to(query.dtype)[owner]")),
+        codes_as_bytes=("keys.to(", "keys.view(torch.uint8).to(", "values.to(", "values.view(torch.uint8).to("),
+        codes_as_bytes__keys=("keys.to(", "keys.view(torch.uint8).to("),
+        codes_as_bytes__values=("values.to(", "values.view(torch.uint8).to(")),
     *edits("The scores are not divided by √head_dim.", root_missing=(" * head_dim**-0.5", "")),
     *edits("The scores are divided by head_dim, not by its root.",
         root_missing__of_it=("head_dim**-0.5", "head_dim**-1.0")),
@@ -193,11 +222,13 @@ CHANGES = (
         softmax_over_heads=(RESULT, over_heads("len(keys), -1, length", 1)),
         softmax_over_heads__of_a_group=(RESULT, over_heads("len(keys), -1, length", 0)),
         softmax_over_heads__all=(RESULT, over_heads("1, heads, length", 1))),
-    *edits(PER_TILE, one_softmax_a_tile=(UPDATE, "accumulator = accumulator + product / weights.sum(1, keepdim=True)",
-        RESULT, "accumulator * v_of")),
+    *edits(PER_TILE, one_softmax_a_tile=(*OF_A_TILE, " / running_sum", "")),
+    *edits("The softmax of each tile is taken by itself, and the tiles' results are averaged. Tiles have different "
+        "shares of the weight: take one softmax over all tokens.",
+        mean_of_the_tiles=(*OF_A_TILE, "running_sum * rescale + weights.sum(1, keepdim=True)", "running_sum + 1")),
     *edits(SUM_NOT_RESCALED, sum_not_rescaled=("running_sum * rescale", "running_sum")),
     *edits(ACCUMULATOR_NOT_RESCALED, accumulator_not_rescaled=("accumulator * rescale", "accumulator")),
-    *edits(NOT_DIVIDED, not_divided=(RESULT, "accumulator * v_of")),
+    *edits(NOT_DIVIDED, not_divided=(" / running_sum", "")),
 )  # fmt: skip
 
 

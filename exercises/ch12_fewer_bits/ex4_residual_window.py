@@ -19,7 +19,7 @@ def replay(functions, group, window, script, twice=False):
     """
     import torch
 
-    given, labels, returned, story, total, before = [], [], [], [], 0, []
+    given, labels, returned, story, total, before = [], [], [], {}, 0, []
     buffer = torch.empty(max(script) + 1, 3)
 
     def numbers(keys):
@@ -31,7 +31,8 @@ def replay(functions, group, window, script, twice=False):
                 runs[-1][1] = number
             else:
                 runs.append([number, number])
-        return " and ".join(f"{first:.0f} to {last:.0f}" for first, last in runs[:4]) or "none"
+        words = (f"{first:.0f} to {last:.0f}" if last > first else f"{first:.0f}" for first, last in runs[:4])
+        return f"key{'s' * (len(keys) > 1)} " + " and ".join(words) if runs else "no keys"
 
     def quantise(keys):
         given.append((keys, keys.clone()))
@@ -39,7 +40,7 @@ def replay(functions, group, window, script, twice=False):
         return labels[-1]
 
     book = functions["KeyWindow"](group, window, quantise)
-    for count in script:
+    for turn, count in enumerate(script, 1):
         buffer[:count] = torch.arange(total, total + count, dtype=torch.float32)[:, None]
         book.append(buffer[:count])
         total += count
@@ -48,23 +49,26 @@ def replay(functions, group, window, script, twice=False):
         groups = [labels.index(part) if part in labels else -1 for part in book.groups()]
         new = [numbers(given[place][1]) if place >= 0 else "by another window" for place in groups[len(before) :]]
         told = {  # in short pieces, because a verdict shows the beginning of each alone
-            f"whole of {total}": numbers(recent),
-            "quantised": (", ".join(new[:4]) or "none") + f" ({len(new)} in all)" * (len(new) > 4),
-            "quantised after these": ", ".join(new[4:]) or "none",
+            "recent()": numbers(recent),
+            "quantised": (", ".join(new[:4]) or "no keys") + f" ({len(new)} in all)" * (len(new) > 4),
+            "quantised after these": ", ".join(new[4:]) or "no keys",
             "groups()": "as quantised",
-            "changed since": "nothing",
+            "what changed": "nothing",
         }
         if groups[: len(before)] != before or len(given) != len(groups):
             told["groups()"] = f"{len(groups)} of {len(given)} in the order {groups[:6]}"
         if not all(torch.equal(now, then) for now, then in given):
-            told["changed since"] = "what quantise was given"
+            told["what changed"] = "what quantise was given"
         elif not all(torch.equal(now, then) for now, then in returned):
-            told["changed since"] = "what recent() returned earlier"
+            told["what changed"] = "what recent() returned earlier"
         if isinstance(recent, torch.Tensor):
             returned.append((recent, recent.clone()))
         before = groups
-        story.append(told)
-    return story + (["a second window, made anew", *replay(functions, group, window, script)] if twice else [])
+        story |= {f"{what} after append {turn}, {total} keys in all": words for what, words in told.items()}
+    if twice:
+        again = replay(functions, group, window, script)
+        story |= {f"a second window's {what}": words for what, words in again.items()}
+    return story
 
 
 def appended(whole, kept, keys, group, window, quantise):
@@ -171,18 +175,19 @@ CHANGES = (
 )  # fmt: skip
 
 
+SECOND = "a second window's "
+
+
 def _said(words):
-    return lambda case, seen, got: any(words in str(told) for told in got or ())
+    return lambda case, seen, got: any(words in str(told) for told in (got or {}).values())
 
 
 def _state_is_shared(case, seen, got):
     """Whether the second window does other things in the same script, or one has groups of another case."""
     if _said("by another window")(case, seen, got):
         return True
-    if "a second window, made anew" not in (got or ()):
-        return False
-    middle = got.index("a second window, made anew")
-    return got[:middle] != got[middle + 1 :]
+    of_second = {what: words for what, words in (got or {}).items() if what.startswith(SECOND)}
+    return any(got[what.removeprefix(SECOND)] != words for what, words in of_second.items())
 
 
 EXERCISE = Exercise(

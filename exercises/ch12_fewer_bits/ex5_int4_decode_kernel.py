@@ -202,6 +202,7 @@ def int4_attention(query, key_codes, key_scale, key_middle, value_codes, value_s
 KEYS = "keys * read(key_scale, of_group) + read(key_middle, of_group)"
 VALUES = "values * read(value_scale, of_token, loaded) + read(value_middle, of_token, loaded)"
 GROUP_PLACE = "(cache * (capacity // 64) + first // 64) * head_dim"
+OF_GROUP = f"{GROUP_PLACE} + channels"
 SCALED = "queries @ keys.T * head_dim**-0.5"
 
 
@@ -211,21 +212,45 @@ def in_dtype(dtype, *sums):
     return tuple(part for each, new in zip(sums, narrow) for part in (each, f"({new}).float()"))
 
 
-EXTENDED = "torch.where(nibbles >= 8, nibbles - 16, nibbles)"
+KEY_CODES = "codes_of(key_codes, rows * half, channels, loaded)"
+VALUE_CODES = "codes_of(value_codes, rows * half, channels, loaded)"
+HALVES = (
+    "Low nibbles of {} are taken for the first half of the channels, and high ones for the second. Byte c holds the "
+    "channels 2c and 2c + 1."
+)
+FIRST_HALF_LOW = "channels % half * 2 + channels // half"  # the channel whose code is read in this one's place
+
+
+def sided(sentence, name, keys, values):
+    """A mistake made with both, with keys alone and with values alone; {} in the sentence becomes whose it is."""
+    return (
+        *edits(sentence.format("the keys and the values"), **{name: (*keys, *values)}),
+        *edits(sentence.format("the keys"), **{f"{name}__keys": keys}),
+        *edits(sentence.format("the values"), **{f"{name}__values": values}),
+    )
+
+
+def codes_sided(sentence, name, channels="channels", then=""):
+    """The same, where other channels are read, or something else is made of the codes."""
+    calls = ((each, each.replace("channels", channels) + then) for each in (KEY_CODES, VALUE_CODES))
+    return sided(sentence, name, *calls)
+
+
 CHANGES = (
-    *edits("The sign of the nibbles is not extended, so -1 counts as 15: (nibble ^ 8) - 8 in a signed dtype.",
-        sign_not_extended=(EXTENDED, "nibbles")),
-    *edits("The nibbles are read as if 8 had been added to each code. They are in two's complement: (nibble ^ 8) - 8.",
-        read_with_an_offset=(EXTENDED, "nibbles - 8")),
-    *edits("The nibbles are exchanged: the low one is the even channel, and the high one the odd channel.",
-        nibbles_exchanged=("channels % 2 == 0", "channels % 2 == 1")),
-    *edits("Low nibbles are taken for the first half of the channels, and high ones for the second. Byte c holds the "
-        "channels 2c and 2c + 1.",
-        halves_for_neighbours=("channels // 2", "channels % (len(channels) // 2)", "channels % 2 == 0",
-        "channels < len(channels) // 2"),
-        halves_for_neighbours__scales_by_the_byte=("channels // 2", "channels % (len(channels) // 2)",
-        "channels % 2 == 0", "channels < len(channels) // 2", "rows * parts + channels // 64",
-        "rows * parts + channels % half // 32")),
+    *codes_sided("The sign of the nibbles of {} is not extended, so -1 counts as 15: (nibble ^ 8) - 8 in a "
+        "signed dtype.", "sign_not_extended", then=" % 16"),
+    *codes_sided("The nibbles of {} are read as if 8 had been added to each code. They are in two's complement: "
+        "(nibble ^ 8) - 8.", "read_with_an_offset", then=" % 16 - 8"),
+    *codes_sided("The nibbles of {} are exchanged: the low one is the even channel, and the high one the odd channel.",
+        "nibbles_exchanged", "(channels ^ 1)"),
+    *codes_sided(HALVES, "halves_for_neighbours", FIRST_HALF_LOW),
+    *edits(HALVES.format("the keys and the values"), halves_for_neighbours__scales_by_the_byte=(
+        KEY_CODES, KEY_CODES.replace("channels", FIRST_HALF_LOW),
+        VALUE_CODES, VALUE_CODES.replace("channels", FIRST_HALF_LOW),
+        "rows * parts + channels // 64", "rows * parts + channels % half // 32")),
+    *edits(HALVES.format("the values"), halves_for_neighbours__values_and_their_scales=(
+        VALUE_CODES, VALUE_CODES.replace("channels", FIRST_HALF_LOW),
+        "rows * parts + channels // 64", "rows * parts + channels % half // 32")),
     *edits("The keys' middle is missing, or all tiles read that of the first 64 tokens, which the softmax cancels. "
         "A key is code · scale + middle, and group first // 64 has a middle of its own.",
         key_middle_missing=(KEYS, "keys * read(key_scale, of_group)")),
@@ -241,9 +266,23 @@ CHANGES = (
         key_scale_missing=(KEYS, "keys + read(key_middle, of_group)")),
     *edits("The values' scale is missing, as if it were 1. A value is code · scale + middle.",
         value_scale_missing=(VALUES, "values + read(value_middle, of_token, loaded)")),
-    *edits("The middle is subtracted before the scale multiplies. A number is code · scale + middle.",
-        middle_as_zero_point=(KEYS, "(keys - read(key_middle, of_group)) * read(key_scale, of_group)", VALUES,
-        "(values - read(value_middle, of_token, loaded)) * read(value_scale, of_token, loaded)")),
+    *sided("The middle of {} is subtracted before the scale multiplies. A number is code · scale + middle.",
+        "middle_as_zero_point",
+        (KEYS, "(keys - read(key_middle, of_group)) * read(key_scale, of_group)"),
+        (VALUES, "(values - read(value_middle, of_token, loaded)) * read(value_scale, of_token, loaded)")),
+    *sided("The middle of {} is multiplied by the scale, too. A number is code · scale + middle.",
+        "middle_scaled",
+        (KEYS, "(keys + read(key_middle, of_group)) * read(key_scale, of_group)"),
+        (VALUES, "(values + read(value_middle, of_token, loaded)) * read(value_scale, of_token, loaded)")),
+    *edits("Even and odd channels of the keys share a middle, a scale or both, or exchange them. Those of byte c are "
+        "at 2c for the even channel, and at 2c + 1 for the odd one.",
+        even_for_odd=("read(key_middle, of_group)", "read(key_middle, of_group - channels % 2)"),
+        even_for_odd__scale=("read(key_scale, of_group)", "read(key_scale, of_group - channels % 2)"),
+        even_for_odd__both=(OF_GROUP, f"{GROUP_PLACE} + channels // 2 * 2"),
+        even_for_odd__odd_middle=("read(key_middle, of_group)", "read(key_middle, of_group + 1 - channels % 2)"),
+        even_for_odd__odd_scale=("read(key_scale, of_group)", "read(key_scale, of_group + 1 - channels % 2)"),
+        even_for_odd__odd=(OF_GROUP, f"{GROUP_PLACE} + channels // 2 * 2 + 1"),
+        even_for_odd__exchanged=(OF_GROUP, f"{GROUP_PLACE} + (channels ^ 1)")),
     *edits("All tiles of keys use the scales of the first 64 tokens. Group first // 64 has its own.",
         first_scales_for_all=(GROUP_PLACE, "cache * (capacity // 64) * head_dim"),
         first_scales_for_all__but_the_middle=("read(key_scale, of_group)",
@@ -259,8 +298,15 @@ CHANGES = (
         first_part_for_all=("rows * parts + channels // 64", "rows * parts")),
     *edits("The values' scales go to the channels in turns. Channels 0 to 63 share one, and 64 to 127 the other.",
         parts_by_turns=("rows * parts + channels // 64", "rows * parts + channels // 2 % parts")),
-    *edits("All sequences and KV heads read the first one's codes. Add cache · capacity to the token's number.",
-        first_codes_for_all=("(cache * capacity + tokens)", "(tokens + 0 * cache)")),
+    *sided("All sequences and KV heads read the first one's codes of {}. Add cache · capacity to the token's number.",
+        "first_codes_for_all", *((each, each.replace("rows", "tokens[:, None]")) for each in (KEY_CODES, VALUE_CODES))),
+    *edits("All sequences and KV heads read the first one's codes, and the values' scales with them. Add "
+        "cache · capacity to the token's number.",
+        first_codes_for_all__and_scales=("(cache * capacity + tokens)", "(tokens + 0 * cache)")),
+    *edits("The query heads go to the KV heads in turns, by h % key_heads. Neighbours share a KV head: KV head c has "
+        "the query heads c · GROUP to c · GROUP + GROUP - 1.",
+        heads_by_modulo=("cache * group + torch.arange(group)",
+        "cache // key_heads * heads + cache % key_heads + key_heads * torch.arange(group)")),
     *edits("The weights are multiplied by the codes of the keys. The second product takes the values' codes.",
         keys_as_values=("codes_of(value_codes", "codes_of(key_codes")),
     *edits("The scores are not scaled. Multiply them by scale_log2.", scale_missing=(SCALED, "queries @ keys.T"),
@@ -270,7 +316,10 @@ CHANGES = (
         tail_not_masked=("torch.where(present, scores, -INF)", "scores")),
     *edits("Slots without a token reached the result: 0 · NaN is NaN. Mask the loads of the values' scale and middle, "
         "and of the codes, with tokens < length and other=0.",
-        slots_count=("loaded = present[:, None]", "loaded = tokens[:, None] < capacity")),
+        slots_count=("loaded = present[:, None]", "loaded = tokens[:, None] < capacity"),
+        slots_count__scale_and_middle=("of_token, loaded", "of_token, tokens[:, None] < capacity"),
+        slots_count__scale=("value_scale, of_token, loaded", "value_scale, of_token, tokens[:, None] < capacity"),
+        slots_count__middle=("value_middle, of_token, loaded", "value_middle, of_token, tokens[:, None] < capacity")),
     *edits("The last token is left out. Tokens 0 to length - 1 count.", newest_left_out=("tokens < length",
         "tokens < length - 1")),
     *edits("The last group is skipped where it is not full. Loop up to the length, and mask.",

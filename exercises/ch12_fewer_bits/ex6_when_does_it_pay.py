@@ -37,14 +37,14 @@ SLOW = (312e12, 3e11, 2e12)
 
 
 def plan_cases(draw):
-    odd = draw.integer(3, 60)
+    odd = draw.integer(43, 60)  # more than 128 rows in a KV head: two passes, whose bytes take longest
     seconds = [
         Case(f"{plan}: {name}", (plan, *sizes), "plan_seconds")
         for name, sizes in (
             ("a decode step, 131,072 tokens", (1, 131_072, 1, 32, 8, 128, 4, *H200)),
             ("a batch of 16, 8 bits, one KV head for each query head", (16, 4096, 1, 8, 8, 64, 8, *SLOW)),
             ("a prompt of 8,192 tokens", (1, 8192, 8192, 32, 8, 128, 4, *H200)),
-            (f"{odd} query tokens", (2, 500, odd, 12, 4, 64, 4, 1e12, 1e11, 1e12)),
+            (f"{odd} query tokens", (2, 500, odd, 12, 4, 64, 4, 1e15, 1e13, 1e12)),
             ("slow to dequantise", (1, 1000, 40, 16, 2, 64, 8, 1e14, 1e9, 1e12)),
         )
         for plan in ("keep", "fuse", "once")
@@ -68,6 +68,10 @@ def plan_cases(draw):
 
 
 FUSED = "computing + passes * numbers / dequantise_rate"
+KEPT = "max(computing, passes * large / bandwidth)"
+ALL_FUSED = f"max({FUSED}, passes * small / bandwidth)"
+LONGER = "Each takes the longer of two times, that of its work and that of its bytes."
+PASSES = "math.ceil(query_heads // key_heads * query_tokens / 128)"
 FIRST = "max(numbers / dequantise_rate, (small + large) / bandwidth)"
 SECONDS = (
     *edits("Only keys or only values are counted. The cache holds both: 2 · context · key_heads · head_dim numbers.",
@@ -89,24 +93,38 @@ SECONDS = (
         "query_tokens · (query_tokens - 1) / 2 pairs fewer.",
         causal_forgotten=("query_tokens * context - query_tokens * (query_tokens - 1) // 2", "query_tokens * context")),
     *edits("The cache is counted as read once. It is read, and in `fuse` dequantised, for each block of 128 rows of "
-        "queries.", passes_forgotten=("math.ceil(query_heads // key_heads * query_tokens / 128)", "1")),
+        "queries.", passes_forgotten=(PASSES, "1")),
+    *edits("In `keep` the cache is counted as read once. It is read for each block of 128 rows of queries.",
+        passes_forgotten__in_keep=("passes * large", "large")),
+    *edits("In `fuse` the cache is counted as read once. It is read for each block of 128 rows of queries.",
+        passes_forgotten__in_fuse=("passes * small", "small"),
+        passes_forgotten__in_all_of_fuse=("passes * small", "small", "passes * numbers", "numbers")),
+    *edits("The number of passes grows with the batch. `numbers` holds the caches of all sequences already, and each "
+        "is read once for each block of its own rows: query_heads / key_heads · query_tokens.",
+        passes_of_the_batch=(PASSES, "math.ceil(batch * query_heads // key_heads * query_tokens / 128)"),
+        passes_of_the_batch__of_each=(PASSES, f"batch * {PASSES}")),
     *edits("The group is missing from the rows of queries: a KV head has query_heads / key_heads · query_tokens rows.",
         group_forgotten=("query_heads // key_heads * query_tokens / 128", "query_tokens / 128")),
     *edits("All query heads are counted as rows of one KV head. It has query_heads / key_heads of them.",
         rows_of_all_heads=("query_heads // key_heads * query_tokens / 128", "query_heads * query_tokens / 128")),
     *edits("The last block of rows is left out, or counted in part, but it reads the whole cache too. Round up.",
-        rounded_down=("math.ceil(query_heads // key_heads * query_tokens / 128)",
-        "max(1, query_heads // key_heads * query_tokens // 128)"),
-        rounded_down__not_at_all=("math.ceil(query_heads // key_heads * query_tokens / 128)",
-        "query_heads // key_heads * query_tokens / 128")),
+        rounded_down=(PASSES, "max(1, query_heads // key_heads * query_tokens // 128)"),
+        rounded_down__not_at_all=(PASSES, "query_heads // key_heads * query_tokens / 128")),
     *edits("In `fuse` each number is dequantised once. The kernel dequantises what it reads, again in every pass.",
         dequantised_in_one_pass=(FUSED, "computing + numbers / dequantise_rate")),
     *edits("Dequantising is missing from the work of `fuse`.", dequantising_free=(FUSED, "computing")),
     *edits("In `fuse` dequantising was counted as running beside the products. It comes after the FLOPs: add its time.",
         dequantising_beside=(FUSED, "max(computing, passes * numbers / dequantise_rate)")),
     *edits("The times of work and bytes are added. A kernel reads while it computes: take the longer one.",
-        times_added=("max(computing, passes * large / bandwidth)", "computing + passes * large / bandwidth",
-        f"max({FUSED}, passes * small / bandwidth)", f"{FUSED} + passes * small / bandwidth")),
+        times_added=(KEPT, "computing + passes * large / bandwidth", ALL_FUSED,
+        f"{FUSED} + passes * small / bandwidth")),
+    *edits(f"The bytes of `keep` or of `fuse` are missing. {LONGER}",
+        bytes_forgotten=(KEPT, "computing", ALL_FUSED, FUSED),
+        bytes_forgotten__of_keep=(KEPT, "computing"), bytes_forgotten__of_fuse=(ALL_FUSED, FUSED)),
+    *edits(f"The work of `keep` or of `fuse` is missing. {LONGER}",
+        work_forgotten=("max(computing, passes * large", "(passes * large", f"max({FUSED}, passes", "(passes"),
+        work_forgotten__of_keep=("max(computing, passes * large", "(passes * large"),
+        work_forgotten__of_fuse=(f"max({FUSED}, passes", "(passes")),
     *edits("`once` does not count that the large cache is written.",
         writing_forgotten=("(small + large) / bandwidth", "small / bandwidth")),
     *edits("`once` does not count that the small cache is read.",

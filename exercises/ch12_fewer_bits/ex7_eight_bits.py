@@ -71,14 +71,18 @@ def rotated_oracle(vectors):
     return hadamard_of(vectors), 0.0
 
 
-def by_doubling(vectors):
-    """The same rotation, its additions in the order of the fast transform: another rounding that is as good."""
+def _butterfly(vectors, step):
+    """The fast transform: `step` makes two parts of two, in pairs of blocks that grow from 1 to half of a vector."""
     shape, width = vectors.shape, 1
     while width < shape[-1]:
-        pairs = vectors.reshape(-1, 2, width)
-        vectors = torch.stack((pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]), dim=1).reshape(shape)
+        vectors = torch.stack(step(*vectors.reshape(-1, 2, width).unbind(1)), dim=1).reshape(shape)
         width *= 2
-    return vectors / math.sqrt(shape[-1]), 0.0
+    return vectors / math.sqrt(shape[-1])
+
+
+def by_doubling(vectors):
+    """The same rotation, its additions in the order of the fast transform: another rounding that is as good."""
+    return _butterfly(vectors, lambda a, b: (a + b, a - b)), 0.0
 
 
 def scales_of(tensor, rows, *, largest=LARGEST, size=lambda block: block.abs().amax()):
@@ -245,6 +249,17 @@ EXERCISE = Exercise(
             formula=(_vectors(lambda v: _one_doubling(v, 1)), _vectors(lambda v: _one_doubling(v, v.shape[-1] // 2))),
         ),
         Slip(
+            "overwritten_too_early",
+            "One half of a pair was overwritten before the other was computed from it. Keep both: "
+            "a, b = a + b, a - b, where a and b are no views of what you write.",
+            formula=(
+                _vectors(lambda vectors: _butterfly(vectors, lambda a, b: (a + b, a))),
+                _vectors(lambda vectors: _butterfly(vectors, lambda a, b: (a + b, a + 2 * b))),
+                _vectors(lambda vectors: _butterfly(vectors, lambda a, b: (2 * a - b, a - b))),
+                _vectors(lambda vectors: _butterfly(vectors, lambda a, b: (b, a - b))),
+            ),
+        ),
+        Slip(
             "one_scale_for_all",
             "All blocks have the same scale, from the largest value of the tensor. Then one outlier costs every block "
             "precision. Compute a scale for each block.",
@@ -313,6 +328,14 @@ EXERCISE = Exercise(
             every=True,
         ),
         Mistake(
+            "last_block_left_out",
+            "The last block is left out where it has fewer rows: there is no scale for it. A matrix of `length` rows "
+            "has (length + rows - 1) // rows blocks, and a slice beyond its end is shorter.",
+            when=lambda case, seen, got: _without_the_last(case, got),
+            every=True,
+            first=True,
+        ),
+        Mistake(
             "codes_left_in_eight_bits",
             "The codes are still float8. Return them as float32, as the docstring says: .float() after the cast.",
             when=lambda case, seen, got: _codes_are(got, "float8_e4m3fn, all"),
@@ -353,6 +376,16 @@ def _scales_and_right_ones(case, got):
     right = scales_of(*case.args)
     zero = torch.stack([block.abs().amax() == 0 for block in case.args[0].split(case.args[1])])
     return (got["scales"].float(), right, zero) if got["scales"].shape == right.shape else None
+
+
+def _without_the_last(case, got):
+    """All scales but that of a smaller last block."""
+    if len(case.args) != 2 or not isinstance(got, dict) or not isinstance(got["scales"], torch.Tensor):
+        return False
+    full, right = len(case.args[0]) // case.args[1], scales_of(*case.args)
+    return got["scales"].shape == (full,) < right.shape and torch.allclose(
+        got["scales"].float(), right[:full], atol=0.0
+    )
 
 
 def _upside_down(case, got):

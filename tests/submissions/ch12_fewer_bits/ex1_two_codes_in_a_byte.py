@@ -49,6 +49,19 @@ WRONG = {
     "nibbles_exchanged__and_sign_not_extended": changed(
         "12.1", ("(packed & 15, packed >> 4)", "(packed >> 4, packed & 15)"), (CODES, "nibbles.to(torch.int8)")
     ),
+    # The first case with a dimension of stride 0 raises an error.
+    "argument_written": changed(
+        "12.1",
+        (
+            "low, high = codes[..., 0::2] & 15, codes[..., 1::2] & 15",
+            "codes &= 15\n    low, high = codes[..., 0::2], codes[..., 1::2]",
+        ),
+    ),
+    "argument_written__unpacking": changed(
+        "12.1",
+        ("nibbles = torch.stack((packed & 15, packed >> 4)",
+         "high = packed >> 4\n    packed &= 15\n    nibbles = torch.stack((packed, high)")
+    ),
 }
 
 UNUSUAL = {

@@ -18,6 +18,22 @@ WRONG = {
         (MIDDLE, "middle = torch.zeros_like(scale)"),
         ("high == low", "scale == 0"),
     ),
+    "symmetric_range__7_steps_and_the_given_guard": changed(
+        "12.2", ("(high - low) / 15", "groups.abs().amax(dim + 1) / 7"), (MIDDLE, "middle = torch.zeros_like(scale)")
+    ),
+    "scale_of_zero__at_least_a_millionth": changed("12.2", (GUARD, "scale = scale.clamp(min=1e-6)")),
+    "symmetric_range__and_cut_off": changed(
+        "12.2",
+        ("(high - low) / 15", "groups.abs().amax(dim + 1) / 7"),
+        (MIDDLE, "middle = torch.zeros_like(scale)"),
+        (".round()", ".trunc()"),
+    ),
+    "middle_is_the_smallest__and_cut_off": changed("12.2", (MIDDLE, "middle = low"), (".round()", ".trunc()")),
+    "sixteen_steps__and_one_range_for_all": changed(
+        "12.2",
+        ("(high - low) / 15", "(high - low) / 16"),
+        (RANGE, "low, high = (r.expand_as(groups.amin(dim + 1)) for r in (groups.min(), groups.max()))"),
+    ),
     "computed_in_float16": changed(
         "12.2", ("x.float()", "x"), (", scale, middle\n", ", scale.float(), middle.float()\n")
     ),

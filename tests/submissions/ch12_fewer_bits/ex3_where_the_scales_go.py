@@ -69,6 +69,55 @@ WRONG = {
         ),
         (FOLDED, "head_dim**-0.5"),
     ),
+    "key_scale_for_both": changed("12.3", (RESULT, RESULT.replace("v_", "k_"))),
+    "value_scale_for_both": changed("12.3", (FOLDED, FOLDED.replace("k_", "v_"))),
+    "both_scales_on_the_query": changed(
+        "12.3", (FOLDED, "(k_scale * v_scale / math.sqrt(head_dim))[:, None, None]"), (RESULT, "output")
+    ),
+    "key_scale_after_the_softmax": changed(
+        "12.3", (FOLDED, "head_dim**-0.5"), (SOFTMAX, f"{SOFTMAX} * k_scale[:, None, None]")
+    ),
+    "query_rounded": changed("12.3", ("grouped * (", "grouped.to(torch.float8_e4m3fn).float() * (")),
+    "query_rounded__to_half": changed("12.3", ("grouped * (", "grouped.half().float() * (")),
+    "query_rounded__scaled": edited(
+        ONLINE, ("* d**-0.5\n", "* d**-0.5\n    q = q.to(torch.bfloat16).float()\n")
+    ),
+    "one_softmax_a_tile": changed(
+        "12.3",
+        ("scores = torch.cat([", "weights = torch.cat([torch.softmax("),
+        (".transpose(1, 2) for", ".transpose(1, 2), dim=2) for"),
+        ("    weights = torch.softmax(scores, dim=2)  # [key_heads, group, length]\n", ""),
+    ),
+    "mean_of_the_tiles": changed(
+        "12.3",
+        ("scores = torch.cat([", "weights = torch.cat([torch.softmax("),
+        (".transpose(1, 2) for", ".transpose(1, 2), dim=2) / len(tiles) for"),
+        ("    weights = torch.softmax(scores, dim=2)  # [key_heads, group, length]\n", ""),
+    ),
+    "mean_of_the_tiles__of_32": edited(
+        ONLINE,
+        ("torch.maximum(top, s.amax(-1, keepdim=True))", "s.amax(-1, keepdim=True)"),
+        ("total * shrink + w.sum(-1, keepdim=True)", "total + 1"),
+        ("acc * shrink + w @ v", "acc + w / w.sum(-1, keepdim=True) @ v"),
+    ),
+    "heads_by_modulo": changed(
+        "12.3",
+        ("query.reshape(key_heads, -1, head_dim)", "query.reshape(-1, key_heads, head_dim).transpose(0, 1)"),
+        (".reshape(query.shape)\n", ".transpose(0, 1).reshape(query.shape)\n"),
+    ),
+    "codes_as_bytes__values": changed(
+        "12.3", ("values[:, n : n + 64].float()", "values[:, n : n + 64].view(torch.uint8).float()")
+    ),
+    "scales_exchanged__and_root_missing": changed(
+        "12.3", (FOLDED, "v_scale[:, None, None]"), (RESULT, RESULT.replace("v_", "k_"))
+    ),
+    "key_scale_missing__and_root_missing": changed("12.3", (FOLDED, "1")),
+    "value_scale_missing__and_sum_not_rescaled": edited(
+        ONLINE, ("32", "64"), ("total * shrink", "total"), (" / total * v_scale[:, None, None]", " / total")
+    ),
+    "value_scale_missing__and_key_scale_twice": changed(
+        "12.3", (SCORES, f"{SCORES} * k_scale[:, None, None]"), (RESULT, "output")
+    ),
     "codes_as_bytes": changed("12.3", (".float()", ".view(torch.uint8).float()")),
     "root_missing": changed("12.3", (FOLDED, "k_scale[:, None, None]")),
     "no_maximum": changed("12.3", (SOFTMAX, "scores.exp() / scores.exp().sum(2, keepdim=True)")),

@@ -134,6 +134,60 @@ WRONG = {
         ("rows + 1", "rows + HALF"),
         ("(64, PARTS, 32)), (64, HALF))", "(64, PARTS, 32)), (64, HALF))"),
     ),
+    "sign_not_extended__keys": changed("12.5", (LOW, "low = codes & 15"), (HIGH, "high = codes >> 4")),
+    "sign_not_extended__values": changed(
+        "12.5", (VALUE_LOW, "(codes & 15) * scale"), (VALUE_HIGH, "(codes >> 4) * scale")
+    ),
+    "nibbles_exchanged__keys": changed(
+        "12.5", (LOW, HIGH.replace("high", "low")),
+        (HIGH + "\n        keys", LOW.replace("low", "high") + "\n        keys")
+    ),
+    "halves_for_neighbours__values": changed(
+        "12.5",
+        ("output_pointer + rows + 1,", "output_pointer + rows - columns[None, :] + HALF,"),
+        ("output_pointer + rows,", "output_pointer + rows - columns[None, :],"),
+    ),
+    "middle_as_zero_point": changed(
+        "12.5",
+        ("low * scale_even[None, :] + middle_even[None, :]", "(low - middle_even[None, :]) * scale_even[None, :]"),
+        ("high * scale_odd[None, :] + middle_odd[None, :]", "(high - middle_odd[None, :]) * scale_odd[None, :]"),
+    ),
+    "middle_scaled": changed(
+        "12.5",
+        ("low * scale_even[None, :] + middle_even[None, :]", "(low + middle_even[None, :]) * scale_even[None, :]"),
+        ("high * scale_odd[None, :] + middle_odd[None, :]", "(high + middle_odd[None, :]) * scale_odd[None, :]"),
+    ),
+    "middle_scaled__of_the_values": changed("12.5", ("- 8) * scale + middle", "- 8 + middle) * scale")),
+    "even_for_odd": changed(
+        "12.5", ("high * scale_odd[None, :] + middle_odd", "high * scale_odd[None, :] + middle_even")
+    ),
+    "even_for_odd__offset_missing": changed("12.5", ("channels + 1)", "channels)")),
+    "slots_count": changed("12.5", ("shared, mask=present[:, None], other=0.0)", "shared)")),
+    "heads_by_modulo": changed(
+        "12.5",
+        ("rows = (cache * GROUP + members)[:, None]",
+         "heads = tl.num_programs(0)\n"
+         "    rows = (sequence * heads * GROUP + tl.program_id(0) + heads * members)[:, None]"),
+    ),
+    "first_codes_for_all__of_the_values": changed(
+        "12.5", ("value_codes_pointer + places", "value_codes_pointer + tokens")
+    ),
+    "sign_not_extended__keys_and_key_middle_missing": changed(
+        "12.5",
+        (LOW, "low = codes & 15"), (HIGH, "high = codes >> 4"),
+        (" + middle_even[None, :]", ""), (" + middle_odd[None, :]", ""),
+    ),
+    "nibbles_exchanged__and_value_scale_missing": changed(
+        "12.5", ("codes & 15", "codes TMP"), ("codes >> 4", "codes & 15"), ("codes TMP", "codes >> 4"),
+        ("- 8) * scale + middle", "- 8) + middle"),
+    ),
+    "scale_missing__and_not_divided": changed(
+        "12.5", (" / math.sqrt(head_dim),", ","), ("output_even / total", "output_even"),
+        ("output_odd / total", "output_odd"),
+    ),
+    "value_middle_missing__and_tail_not_masked": changed(
+        "12.5", ("* scale + middle", "* scale"), (MASKED, "scores * scale_log2")
+    ),
     "key_middle_missing": changed("12.5", (" + middle_even[None, :]", ""), (" + middle_odd[None, :]", "")),
     "value_middle_missing": changed("12.5", ("* scale + middle", "* scale")),
     "key_scale_missing": changed("12.5", ("low * scale_even[None, :]", "low"), ("high * scale_odd[None, :]", "high")),

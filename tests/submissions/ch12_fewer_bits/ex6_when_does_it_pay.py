@@ -17,6 +17,12 @@ WRONG = {
     "half_the_flops": changed("12.6", ("computing = 4", "computing = 2")),
     "causal_forgotten": changed("12.6", (" - query_tokens * (query_tokens - 1) // 2", "")),
     "passes_forgotten": changed("12.6", (PASSES, "1")),
+    "passes_forgotten__in_keep": changed("12.6", ("passes * large", "large")),
+    "passes_forgotten__in_fuse": changed("12.6", ("passes * small", "small")),
+    "passes_of_the_batch": changed("12.6", (PASSES, PASSES.replace("query_heads", "batch * query_heads"))),
+    "passes_of_the_batch__of_each": changed("12.6", (PASSES, f"batch * {PASSES}")),
+    "bytes_forgotten": changed("12.6", (f"max({FUSED}, passes * small / bandwidth)", FUSED)),
+    "work_forgotten": changed("12.6", ("max(computing, passes * large / bandwidth)", "passes * large / bandwidth")),
     "group_forgotten": changed("12.6", (PASSES, "math.ceil(query_tokens / 128)")),
     "rounded_down": changed("12.6", (PASSES, "max(1, query_heads // key_heads * query_tokens // 128)")),
     # PocketLLM#83: what is inside the prefill loop is done in every pass.

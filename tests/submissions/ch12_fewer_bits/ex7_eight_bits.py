@@ -43,6 +43,25 @@ def hadamard(vectors):
     return torch.stack([first + second, first - second], dim=-1).flatten(-2) / math.sqrt(2)
 
 """ + "def quantise" + solution_source("12.7").split("def quantise")[1],
+    "overwritten_too_early": """# Exercise 12.7 · Eight bits, and where outliers go
+def hadamard(vectors):
+    result, size, width = vectors.clone(), vectors.shape[-1], 1
+    while width < size:
+        pairs = result.view(-1, size // (2 * width), 2, width)
+        pairs[:, :, 0] += pairs[:, :, 1]
+        pairs[:, :, 1] = pairs[:, :, 0] - pairs[:, :, 1]
+        width *= 2
+    return result / math.sqrt(size)
+
+""" + "def quantise" + solution_source("12.7").split("def quantise")[1],
+    "last_block_left_out": changed(
+        "12.7", ("range(0, tensor.shape[0], rows)", "range(0, tensor.shape[0] - rows + 1, rows)")
+    ),
+    "last_block_left_out__zeros": changed(
+        "12.7",
+        ("range(0, tensor.shape[0], rows)", "range(0, tensor.shape[0] // rows * rows, rows)"),
+        ("empty_like", "zeros_like"),
+    ),
     "one_scale_for_all": changed("12.7", (LARGEST, "largest = tensor.abs().max()")),
     "sign_forgotten": changed("12.7", (LARGEST, "largest = block.max()")),
     "largest_of_another_format": changed("12.7", ("largest / 448", "largest / 240")),
