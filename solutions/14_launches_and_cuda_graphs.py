@@ -217,8 +217,10 @@ print(f"launched one by one: {format_seconds(one_by_one)}, of which the GPU idle
 # 1. Its inputs are in *static buffers*, tensors that keep their memory. Before each replay you copy the new token into
 #    them.
 # 2. Its kernels read numbers that change, such as positions, from tensors.
-# 3. Nothing in it makes the host wait. `.item()`, `int(tensor)`, `if tensor:` and a boolean mask as an index all need a
-#    number from the GPU, and during a capture there is none.
+# 3. Nothing in it makes the host wait. `.item()`, `int(tensor)` and `if tensor:` need a number from the GPU, and during
+#    a capture there is none. A boolean mask as an index, `x[mask]` or `x[mask] = y`, needs one too: how many places the
+#    mask has. Only storing a single number, `x[mask] = 0.0`, waits for nothing, because PyTorch makes `masked_fill` of
+#    it.
 #
 # Many mistakes give no error message, only wrong results. Here are three real bugs:
 #
@@ -292,7 +294,7 @@ else:
 # %% [markdown]
 # The kernels are the same in both cases. What the replay saves is the host's time for the launches. On one H100
 # (2026-11-26, PyTorch 2.11) the course's answer took 340 µs when called and 43 µs when replayed, with the sizes of the
-# cell. Its step is about a dozen operations, so one of them cost the host 25 µs on average. That is more than an
+# cell. Its step is about a dozen operations, so one of them cost the host 28 µs on average. That is more than an
 # addition costs, because some operations, such as storing with tensors as indices, are made of several others.
 #
 # | a captured step | |
@@ -694,6 +696,14 @@ else:
 # programs wait for each other at a *barrier*. Each program adds 1 to a number in memory, and then reads this number
 # until all programs have added theirs. Here, too, a program loads its first weights before it waits.
 #
+# ```python
+# tl.debug_barrier()  # all threads of this program have stored their results
+# arrived = tl.atomic_add(arrived_pointer, 1, sem="acq_rel") + 1
+# while arrived < target:  # the number of programs, times the barriers so far
+#     arrived = tl.atomic_add(arrived_pointer, 0, sem="acquire")
+# tl.debug_barrier()
+# ```
+#
 # The last read at a barrier must *acquire*: it has to tell the SM that what its L1 cache holds is out of date. In our
 # first version it did not. An atomic operation that added 0 to the number was meant to acquire. But nobody used its
 # result, and as Triton 3.6 compiled it, it acquired nothing: programs went on with vectors of the stage before.
@@ -756,13 +766,13 @@ if math.isfinite(ratio):
 # In the upper half of the picture, every kernel waits until the one before has ended. *Attend* reads no weights, so for
 # its 6 µs the memory is nearly idle. In the lower half, the kernels overlap. Each bar is longer there, because it
 # includes the time in which the kernel has loaded its first weights and waits. *Feed* starts 12 µs before *attend*
-# ends, so it has 12 µs for its first weights. The dashed line says when the first kernel of the next layer starts. In
-# the lower half this is before *down* has ended.
+# ends and 15 µs before *output* ends, for which it waits. In these 15 µs it loads its first weights. The dashed line
+# says when the first kernel of the next layer starts. In the lower half this is before *down* has ended.
 #
 # The gaps themselves are small. In the upper half there are 0.2 to 0.4 µs between two kernels of a layer, and 1.3 µs
-# between two layers: 37 µs in 16 layers. The kernels' own times add up to 20 µs less than the step's 1,115 µs. Most of
-# what is lost, against the 740 µs of the data sheet, is lost inside the kernels: while they start, and while the last
-# programs end.
+# between two layers: 37 µs in 16 layers, as the profiler saw them. Without the profiler a step takes 1,115 µs, and that
+# is only 20 µs more than the kernels' own times. Most of what is lost, against the 740 µs of the data sheet, is lost
+# inside the kernels: while they start, and while the last programs end.
 #
 # With dependent launches the step took 0.98 ms instead of 1.12 ms, so it was 1.14 times as fast. That is 2.53 TB/s,
 # 76 % of the bandwidth in the data sheet. In the comparison cited above, on another machine, the graph with dependent
@@ -775,9 +785,12 @@ if math.isfinite(ratio):
 #
 # The table shows something else, too. PyTorch's captured step is a graph as well, but it takes 3.1 ms, 2.8 times as
 # long as our five kernels in a graph. The replay alone is 2.5 ms of that, because the matrix products at batch 1, and
-# the many small kernels between them, do not keep the memory busy. The *compiled* step is a graph too and takes 2.7 ms,
-# because the compiler fused small kernels: they take 1.7 ms instead of 2.3. And *five kernels, launched* one by one
-# take 2.8 ms, 2.5 times as long as in a graph. Few kernels are not enough, and neither is a graph: you need both.
+# the many small kernels between them, do not keep the memory busy. In the rest the host fills the buffers and picks the
+# next token. The *compiled* step is a graph too and takes 2.7 ms, because the compiler fused small kernels: they take
+# 1.7 ms instead of 2.3. That is no rule: at batch 8 its kernels take 3.1 ms instead of 2.5, so the compiled step is
+# slower than the captured one. And *five kernels, launched* one by one take 2.8 ms, 2.5 times as long as in a graph,
+# because this host needs 33 µs to launch each of the 83. Few kernels are not enough, and neither is a graph: you need
+# both.
 #
 # Now look at the first row, 22 to 37 ms. Of the decoder's 1,370 calls about 560 launch a kernel, 35 a layer; the
 # others, such as views, launch nothing. On this slow host an addition alone took 10.6 µs. The row rises and falls

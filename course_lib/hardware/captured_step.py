@@ -14,7 +14,7 @@ def captured_and_replayed(functions, keys, values, steps, warm, unused_slot=None
 
     keys, values: the caches. warm: what the static buffers hold while it is captured. steps: their contents for each
     replay. unused_slot: None, or a slot in which nobody's tokens are, and where rows of length 0 store theirs. The
-    step then also gets the longest length, as a number.
+    step then also gets the longest length, as a number. What no graph can record raises an error, as on a GPU.
     """
     # One function without helpers outside, since the checker sends its source alone to another process. `graphs.Tape`
     # is the same recorder for the course's own steps.
@@ -25,15 +25,18 @@ def captured_and_replayed(functions, keys, values, steps, warm, unused_slot=None
 
     waiting = ("aten._local_scalar_dense", "aten.is_nonzero", "aten.equal", "aten.nonzero", "aten.masked_select")
 
-    class Refused(Exception):
+    class CannotBeRecorded(Exception):
         pass
+
+    def refuse(operation):
+        raise CannotBeRecorded(f"this makes the host wait for a number from the GPU; PyTorch calls it `{operation}`")
 
     class NothingForTheHost(TorchFunctionMode):
         """Lists and arrays are no operations of PyTorch's, and need the numbers all the same."""
 
         def __torch_function__(self, function, types, args=(), kwargs=None):
             if getattr(function, "__name__", "") in ("tolist", "numpy", "__array__"):
-                raise Refused(function.__name__)
+                refuse(function.__name__)
             return function(*args, **(kwargs or {}))
 
     class Recorder(TorchDispatchMode):
@@ -48,12 +51,12 @@ def captured_and_replayed(functions, keys, values, steps, warm, unused_slot=None
                 return made
             name = str(operation)
             if name.startswith(waiting):
-                raise Refused(name.split(".")[1])
+                refuse(name.split(".")[1])
             if name.startswith(("aten.index.", "aten.index_put")):
                 chosen = [leaf for leaf in tree_flatten(args[1])[0] if isinstance(leaf, torch.Tensor)]
                 filled = "put" in name and len(chosen) == 1 and args[2].dim() == 0  # masked_fill
                 if any(leaf.dtype == torch.bool for leaf in chosen) and not filled:
-                    raise Refused("nonzero")
+                    refuse("nonzero")
             made = operation(*args, **(kwargs or {}))
             self.tape.append((operation, args, kwargs or {}, made))
             return made
@@ -82,13 +85,10 @@ def captured_and_replayed(functions, keys, values, steps, warm, unused_slot=None
     for cache, first in zip(caches, (keys, values)):
         cache.copy_(first)
     recorder = Recorder()
-    try:
-        with NothingForTheHost(), recorder:
-            result = step(*buffers, *longest, *caches, output)
-    except Refused as refusal:
-        return {"captured": f"no: {refusal} makes the host wait for a number"}
+    with NothingForTheHost(), recorder:
+        result = step(*buffers, *longest, *caches, output)
     if result is not None:
-        return {"captured": "no: the step returns something else than None"}
+        raise CannotBeRecorded("the step returns something else than None")
     for cache, first in zip(caches, (keys, values)):
         cache.copy_(first)  # a capture computes nothing
     story = {}

@@ -73,8 +73,9 @@ def _steps(entry):
 
 BEGIN, HOST = "begin = max(host, end)", "host = host + launch"
 STEP = (
-    *edits("Each launch was made to wait for the kernel before it. But the host goes on while the GPU works. Only the "
-        "kernel has to wait for the kernel before it.",
+    *edits("Launches and kernels were added up, as if each launch waited for the kernel before it, or the first kernel "
+        "for the last launch. But the host goes on while the GPU works. Only the kernel has to wait for the kernel "
+        "before it, and for its own launch.",
         launches_wait=(HOST, "host = max(host, end) + launch")),
     *edits("The launches were not added up. The host launches one kernel after another, so launch i ends after all "
         "launches up to it.", launches_side_by_side=(HOST, "host = launch")),
@@ -100,10 +101,16 @@ STEP = (
         "host's time first.", begins_with_its_launch=(BEGIN, "begin = max(host - launch, end)")),
     *edits("`waits` had no effect. After such a kernel, the host begins its next launch only when the kernel has "
         "ended.",
-        waits_ignored=("if number in waits", "if False")),
+        waits_ignored=("number in waits", "number in ()")),
     *edits("The host waited one kernel too early: before it launched the kernel that is in `waits`, or with `waits` "
         "counted from 1. They count from 0, and the host waits after that launch, until the kernel itself has ended.",
-        waits_too_early=("number in waits", "number + 1 in waits")),
+        waits_too_early=("number in waits", "number + 1 in waits"),
+        waits_too_early__behind_the_launch=(BEGIN, "host = max(host, end) if number in waits else host; " + BEGIN,
+        "host = end", "pass"),
+        waits_too_early__and_back_in_time=(BEGIN, "host = end if number in waits else host; " + BEGIN,
+        "host = end", "pass")),
+    *edits("Behind a wait a launch was counted twice. The host goes on when the kernel has ended, so host = end; the "
+        "next launch is added in its own turn.", wait_adds_a_launch=("host = end", "host = end + launch")),
     *edits("Only one entry of `waits` had an effect. There can be several, and the host waits after each of these "
         "kernels.",
         only_one_wait=("number in waits", "number in waits[:1]"),
@@ -117,6 +124,8 @@ STEP = (
     *edits("The host was made to wait as long as the kernel runs. It waits until the kernel has ended. That can be "
         "longer, because the kernel may have to wait before it begins.",
         waits_for_its_length=("host = end", "host = host + kernel")),
+    *edits("That is when the host is done, and not when the last kernel has ended. Return the end of that kernel.",
+        end_of_the_host=("return end", "return host")),
     *edits("The first launch was not counted. No kernel can begin until it has ended.",
         first_launch_is_free=("host, end = 0.0, 0.0", "host, end = -sum(launches[:1]), 0.0")),
 )  # fmt: skip
@@ -144,6 +153,10 @@ IDLE = (
 GRAPH = (
     *edits("A gap was counted for every kernel. Gaps are between kernels, so there is one gap less than kernels.",
         gap_too_many=("(len(kernels) - 1)", "len(kernels)")),
+    *edits("One gap was counted in all. There is one between each kernel and the next.",
+        one_gap=(" * (len(kernels) - 1)", "")),
+    *edits("The launch and the kernels were taken to run at the same time. The first kernel starts when the launch has "
+        "ended: add them.", launch_beside_the_kernels=("launch + sum(kernels)", "max(launch, sum(kernels))")),
     *edits("The gaps are missing: add `gap` between each kernel and the next.",
         gaps_forgotten=(" + gap * (len(kernels) - 1)", "")),
     *edits("Of a gap and the kernel behind it only the longer was counted. A gap begins when the kernel before it has "

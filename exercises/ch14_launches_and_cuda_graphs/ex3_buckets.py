@@ -81,7 +81,33 @@ def bucket_cases(draw):
     return [Case(case.name, case.args, "choose_buckets", driver=padded) for case in choices] + lookups
 
 
+# What people write in the place of `best_buckets`: what it computes last is replaced by a call of these.
+
+
+def rows_with(chosen, counts):
+    return padded({"choose_buckets": lambda *_: sorted(chosen)}, counts, len(chosen))["padded rows"]
+
+
+def one_after_another(sizes, counts, most):
+    chosen = sizes[-1:]
+    for _ in range(min(most, len(sizes)) - 1):
+        rest = [size for size in sizes if size not in chosen]
+        chosen.append(min(rest, key=lambda size: rows_with([*chosen, size], counts)))
+    return sorted(chosen)
+
+
+def left_of_all(sizes, counts, most):
+    chosen = list(sizes)
+    while len(chosen) > most:
+        neighbours = zip([0, *chosen], chosen, chosen[1:])
+        more = [sum(counts[before:bucket]) * (after - bucket) for before, bucket, after in neighbours]
+        del chosen[more.index(min(more))]
+    return chosen
+
+
 RESULT = "return list(best[len(sizes)][1])"
+OFTEN = "sorted({}, key=lambda size: -counts[size - 1])"
+SIZES = "sizes = [size for size, count in enumerate(counts, 1) if count]"
 CHOICES = (
     *edits("The buckets are powers of two. If most batches have 12 rows, a bucket of 16 adds 4 rows to each of them. "
         "Choose the sizes that add the fewest rows for these counts.",
@@ -90,12 +116,34 @@ CHOICES = (
         equally_far=(RESULT, "return sorted({-(-sizes[-1] * part // most) for part in range(1, most + 1)})")),
     *edits("The buckets are the most frequent sizes and the largest. But a size between two of them is padded to the "
         "next one, and that can add many rows. Compare the added rows of all choices.",
-        most_frequent=(RESULT, "return sorted({*sorted(sizes, key=lambda size: -counts[size - 1])[: most - 1], "
-        "sizes[-1]})")),
+        most_frequent=(RESULT, f"return sorted({{*{OFTEN.format('sizes')}[: most - 1], sizes[-1]}})"),
+        most_frequent__beside_the_largest=(RESULT,
+        f"return sorted({{*{OFTEN.format('sizes[:-1]')}[: most - 1], sizes[-1]}})"),
+        most_frequent__of_equals_the_larger=(RESULT,
+        f"return sorted({{*{OFTEN.format('sizes[-2::-1]')}[: most - 1], sizes[-1]}})")),
+    *edits("The buckets are the most frequent sizes alone. The largest batch that occurs needs a bucket too, however "
+        "seldom it is. And a size between two buckets is padded to the next one, so compare the added rows of all "
+        "choices.",
+        only_most_frequent=(RESULT, f"return sorted({OFTEN.format('sizes')}[:most])")),
+    *edits("The buckets were chosen one at a time, each so that it pads the fewest rows beside those that were chosen "
+        "before (or taken away one at a time). An early choice that is best by itself need not belong to the best "
+        "set. Compare whole sets: for each last bucket, the best choice for the sizes below it.",
+        one_at_a_time=(RESULT, "return one_after_another(sizes, counts, most)"),
+        one_at_a_time__taken_away=(RESULT, "return left_of_all(sizes, counts, most)")),
+    *edits("The buckets hold equally many steps each. But what counts is how many rows are added, and a few steps that "
+        "are padded by many rows add as many as many steps that are padded by few.",
+        equally_many_steps=(RESULT, "return sorted({next(size for size in sizes if sum(counts[:size]) * most >= "
+        "sum(counts) * part) for part in range(1, most + 1)})")),
+    *edits("counts[i] was taken for the steps with i sequences, but it is that of i + 1: nobody counts steps without "
+        "any.",
+        sizes_from_0=(SIZES, SIZES.replace(", 1)", ")"), "counts[size - 1]", "counts[size]")),
     *edits("It was not counted how often a size occurs. Each size adds counts · (bucket - size) rows over all steps.",
         counts_ignored=("counts[size - 1] * (bucket - size)", "(bucket - size)")),
     *edits("The last bucket is the number of counts, though no step has as many sequences. Take the largest size that "
-        "occurs.", last_is_the_length=(RESULT, "return [*best[len(sizes)][1][:-1], len(counts)]")),
+        "occurs.", last_is_the_length=(RESULT, "return [*best[len(sizes)][1][:-1], len(counts)]"),
+        last_is_the_length__beside_the_others=(RESULT, "return sorted({*best[len(sizes)][1], len(counts)})"),
+        last_is_the_length__from_the_start=(SIZES, SIZES.replace("if count", "if count or size == len(counts)"))),
+    *edits("The buckets are not in rising order: sort them.", falling=(RESULT, f"{RESULT}[::-1]")),
     *edits("One bucket less than allowed was used.", one_too_few=("range(most)", "range(max(1, most - 1))")),
     *edits("One bucket more than allowed was used.", one_too_many=("range(most)", "range(most + 1)")),
     *edits("There is only one bucket, the largest batch. `most` buckets are allowed.",
@@ -146,7 +194,13 @@ EXERCISE = Exercise(
     ),
     models=(
         model_of(smallest_fitting, LOOKUP, entry="bucket_for"),
-        model_of(fewest_padded, CHOICES, (best_buckets, padded), entry="choose_buckets"),
+        model_of(
+            fewest_padded,
+            CHOICES,
+            (best_buckets, padded),
+            (rows_with, one_after_another, left_of_all),
+            entry="choose_buckets",
+        ),
     ),
     hints=(
         "bucket_for: the first bucket that is at least `batch`; 0 where there is none.",

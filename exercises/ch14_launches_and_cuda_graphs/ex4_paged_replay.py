@@ -141,6 +141,10 @@ CONTRACTS = (
 )
 
 STORED, PAGES, SEEN = "stored = slots", "pages = tables", "places < lengths[:, None]"
+PLACE = "[stored // page_size, :, stored % page_size] = "
+KEY = f"stored_keys{PLACE}key.to(key_pages.dtype)"
+VALUE = f"stored_values{PLACE}value.to(value_pages.dtype)"
+AFTERWARDS = "key_pages, value_pages = keys, values"
 ONE_AXIS = ".transpose(1, 2).flatten(2, 3)"
 CHANGES = (
     *edits("The number `longest` decided how far each replay looks. It comes from the recording, and the sequences "
@@ -153,6 +157,11 @@ CHANGES = (
         "the step.", tables_baked=(PAGES, "pages = then[4]")),
     *edits("Every replay used the lengths from the recording. Read the tensor `lengths` in the step.",
         lengths_baked=(SEEN, "places < then[5][:, None]")),
+    *edits("Every replay used the query, key or value from the recording, because a copy was made before it. Only the "
+        "tensors that the step is given get new contents, so read these themselves.",
+        stale_source=("@ query[", "@ then[0]["), stale_source__of_the_key=("= key.to", "= then[1].to"),
+        stale_source__of_the_value=("= value.to", "= then[2].to"),
+        stale_source__of_all=("@ query[", "@ then[0][", "= key.to", "= then[1].to", "= value.to", "= then[2].to")),
     *edits("The query attended to everything in the pages, even behind a sequence's end. Mask that with `lengths`.",
         all_seen=(SEEN, "places >= 0 * lengths[:, None]")),
     *edits("The new token does not attend to itself. `lengths` already counts it.",
@@ -170,6 +179,8 @@ CHANGES = (
         scale_of_all_heads=("head_dim**-0.5", "(heads * head_dim)**-0.5")),
     *edits("Scores behind a sequence's end were set to 0. In the softmax a score of 0 has the weight e⁰ = 1. Set them "
         "to -math.inf, whose weight is 0.", masked_with_0=("~seen[:, None], -math.inf", "~seen[:, None], 0.0")),
+    *edits("The softmax runs over the heads. Each head weighs the places of its sequence, so it runs over the last "
+        "dimension.", softmax_over_heads=("softmax(-1)", "softmax(1)")),
     *edits("The weights behind a sequence's end were set to 0 after the softmax. Their share is then missing from the "
         "sum of weights. Mask the scores, before the softmax.",
         masked_late=("scores.masked_fill(~seen[:, None], -math.inf).softmax(-1)",
@@ -184,9 +195,19 @@ CHANGES = (
         "stored_values[pages]", "value_pages[pages]")),
     *edits("The new key and value are not in the pages afterwards, or not in those that were given: write into them in "
         "place. An index makes a copy (key_pages[pages][...] = key writes into that).",
-        not_stored=("key_pages, value_pages = keys, values", "pass"),
+        not_stored=(AFTERWARDS, "pass"),
         not_stored__nor_seen=("(-2), stored_keys, stored_values", "(-2), key_pages.clone(), value_pages.clone()",
         "stored_keys[pages]", "key_pages[pages]", "stored_values[pages]", "value_pages[pages]")),
+    *edits("The new key is not in `key_pages` afterwards, or not in those that were given. Store it in place, as the "
+        "value.", key_not_stored=(AFTERWARDS, "value_pages = values"), key_not_stored__nor_seen=(KEY, "pass")),
+    *edits("The new value is not in `value_pages` afterwards, or not in those that were given. Store it in place, as "
+        "the key.", value_not_stored=(AFTERWARDS, "key_pages = keys"), value_not_stored__nor_seen=(VALUE, "pass")),
+    *edits("The new key is in `value_pages`, and the new value in `key_pages`: they are exchanged.",
+        stored_exchanged=("= key.to", "= value.to", "= value.to", "= key.to")),
+    *edits("The same pages were taken for keys and values. Scores come from `key_pages`, and what is averaged comes "
+        "from `value_pages`.",
+        one_kind_of_pages=("stored_values[pages]", "stored_keys[pages]"),
+        one_kind_of_pages__of_values=("stored_keys[pages]", "stored_values[pages]")),
 )  # fmt: skip
 
 EXERCISE = Exercise(

@@ -130,8 +130,9 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "event_counted",
-            "An event takes the GPU 1 µs, and its clock has steps of 0.5 µs. Beside one kernel of a few microseconds "
-            "that is a large error. Let many kernels run between two events.",
+            "About a microsecond too much was counted for each kernel. An event takes the GPU 1 µs, and its clock has "
+            "steps of 0.5 µs. And if the GPU has nothing to do at the first event, the wait for your launch or replay "
+            "is counted too. Let many kernels run between two events, and keep the GPU busy before the first.",
             when=_quiet(lambda m, got: got in (m["kernel"] + 0.5, m["kernel"] + 1, m["kernel"] + 1.5)),
         ),
         Mistake(

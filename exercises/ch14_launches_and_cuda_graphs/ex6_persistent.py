@@ -16,6 +16,7 @@ from exercises.ch14_launches_and_cuda_graphs.who_computes import (
     EveryNth,
     HostGoesOn,
     TilesOfThisSize,
+    draws_in_two_steps,
     goes_on_alone,
     ignores_the_counter,
     watched_tiles,
@@ -120,6 +121,7 @@ def from_counter(x, programs, left):
 
 
 SHARE = "range(program, tiles, programs)"
+ROW, COLUMN = "row = tile // across * 16", "column = tile % across * 32"
 TILES = (
     *edits("The number of tiles was rounded down, so what is behind the last whole tile was left out. Round up: "
         "tl.cdiv(rows, 16) and tl.cdiv(columns, 32).",
@@ -136,6 +138,18 @@ TILES = (
         wrong_place=("done, across", "done, down"),
         wrong_place__only_row=("tile // across", "tile // (-(-x.shape[0] // 16))"),
         wrong_place__only_column=("tile % across", "tile % (-(-x.shape[0] // 16))")),
+    *edits("The tiles were counted with the wrong block. There are tl.cdiv(rows, BLOCK_ROWS) tiles down and "
+        "tl.cdiv(columns, BLOCK_COLUMNS) across.",
+        blocks_exchanged=("-(-rows // 16), -(-columns // 32)", "-(-rows // 32), -(-columns // 16)"),
+        blocks_exchanged__down=("-(-rows // 16)", "-(-rows // 32)")),
+    *edits("silu_tile takes the number of a tile in each direction and multiplies it by the block itself. Yours gives "
+        "it the first row or column of the tile: tile // across and tile % across are enough.",
+        place_in_elements=(ROW, f"{ROW} * 16", COLUMN, f"{COLUMN} * 32"),
+        place_in_elements__row=(ROW, f"{ROW} * 16"), place_in_elements__column=(COLUMN, f"{COLUMN} * 32")),
+    *edits("silu_tile got `rows` and `columns` in the wrong order. `columns` is also the distance from a row to the "
+        "next, so the numbers of other places were computed.",
+        sizes_exchanged=("output, across =", "x = x.reshape(x.shape[::-1]); output, across =",
+        "return output", "return output.reshape(output.shape[::-1])")),
 )  # fmt: skip
 EVERY_NTH = (
     *edits("Each program computed one tile and no other: it ended, or its step leads beyond the last tile. With fewer "
@@ -163,9 +177,13 @@ FROM_COUNTER = (
         "until there is none left.", one_tile_each=("while tile < tiles", "if tile < tiles",
         "done.append(tile)\n            tile, counter = counter, counter + 1", "done.append(tile)"),
         one_tile_each__two_draws=("while tile < tiles", "if tile < tiles")),
-    *edits("A number was taken from the counter, but its tile was not computed. Every atomic_add takes a number, even "
-        "the one before the loop.", draw_lost=("tile, counter = counter, counter + 1\n        while tile < tiles:\n",
-        "tile, counter = counter + 1, counter + 2\n        while tile < tiles:\n"),
+    *edits("Nobody computed the first tile. Was its number taken from the counter and not used? Every atomic_add takes "
+        "a number, even the one before the loop. Or did the counter begin at 1, or was 1 added to the number? "
+        "tl.atomic_add returns what the counter held before.",
+        draw_lost=("tile, counter = counter, counter + 1\n        while tile < tiles:\n",
+        "tile, counter = counter + 1, counter + 2\n        while tile < tiles:\n")),
+    *edits("After each tile a number was taken from the counter, but its tile was not computed: every second tile is "
+        "missing. Every atomic_add takes a number.",
         draw_lost__every_second=("done.append(tile)\n            tile, counter = counter, counter + 1",
         "done.append(tile)\n            tile, counter = counter + 1, counter + 2")),
     *edits("The counter grew by the number of programs with each tile. It counts tiles, so add 1.",
@@ -258,6 +276,22 @@ EXERCISE = Exercise(
             ),
         ),
         Mistake(
+            "counter_without_atomic",
+            "The number was read from the counter by one operation, and the counter moved on by another. Here programs "
+            "run one after another, so it went well. On a GPU two programs can read the same number before one has "
+            "written, and compute the same tile. tl.atomic_add does both in one step: the number that it returns is "
+            "the tile.",
+            when=lambda case, seen, got: (
+                draws_in_two_steps(case, seen)
+                or (
+                    case.entry == COUNTER
+                    and not any(row["atomic"] for row in seen.traffic.values())
+                    and any(row["loaded"] and row["stored"] for row in seen.traffic.values())
+                )
+            ),
+            cost=True,
+        ),
+        Mistake(
             "draw_ignored",
             "The numbers that tl.atomic_add returns must be the numbers of the tiles. No program has its own share: "
             "write tile = tl.atomic_add(counter_pointer, 1) before each tile.",
@@ -270,19 +304,6 @@ EXERCISE = Exercise(
             "tiles were left. Then a slow program keeps tiles that others had time for. Take the next number from the "
             "counter after each tile, until there is no tile left.",
             when=lambda case, seen, got: goes_on_alone(case, seen),
-            cost=True,
-        ),
-        Mistake(
-            "counter_without_atomic",
-            "The counter was read and written by a load and a store. Here programs run one after another, so it went "
-            "well. On a GPU two programs can read the same number before one has written, and compute the same tile. "
-            "tl.atomic_add does both in one step.",
-            when=lambda case, seen, got: (
-                case.entry == COUNTER
-                and bool(seen.traffic)
-                and not any(row["atomic"] for row in seen.traffic.values())
-                and any(row["loaded"] and row["stored"] for row in seen.traffic.values())
-            ),
             cost=True,
         ),
         Mistake(

@@ -61,20 +61,25 @@ def filling(buffers, batches, unused_slot, pages):
     return story
 
 
+NAMES = ("query", "key", "value", "slots", "tables", "lengths")
+HELD_BEFORE = (
+    "what stood there before. Write into a buffer's own memory, with buffer[:count] = tensor or copy_. Giving the name "
+    "to another tensor changes nothing, because a replay reads the memory that was recorded."
+)
 RETURNED, VECTORS = "return query, key, value, slots, tables, lengths", "query[:count], key[:count], value[:count] ="
 SLOTS, LENGTHS, TABLES = "slots[:count] = batch[3]", "lengths[:count] = batch[5]", "tables[:count, :blocks] = batch[4]"
 PADDED_SLOTS, PADDED_LENGTHS = "slots[count:] = unused_slot", "lengths[count:] = 0"
 FILLING = (
-    *edits("A buffer still holds what it held before. Write into the buffers' own memory, with buffer[:count] = tensor "
-        "or copy_. Giving the name to another tensor changes nothing, because a replay reads the memory that was "
-        "recorded.",
+    *edits(f"The buffers still hold {HELD_BEFORE}",
         buffers_not_filled=(RETURNED, "return buffers"),
-        buffers_not_filled__slots_and_lengths=(RETURNED, "return query, key, value, buffers[3], tables, buffers[5]"),
-        buffers_not_filled__slots=(RETURNED, "return query, key, value, buffers[3], tables, lengths"),
-        buffers_not_filled__lengths=(RETURNED, "return query, key, value, slots, tables, buffers[5]"),
-        buffers_not_filled__tables=(RETURNED, "return query, key, value, slots, buffers[4], lengths"),
         buffers_not_filled__numbers=(RETURNED, "return query, key, value, *buffers[3:]"),
         buffers_not_filled__vectors=(RETURNED, "return *buffers[:3], slots, tables, lengths")),
+    *(edit for number, name in enumerate(NAMES) for edit in edits(f"`{name}` still holds {HELD_BEFORE}",
+        **{f"buffers_not_filled__{name}": (RETURNED, RETURNED.replace(name, f"buffers[{number}]"))})),
+    *edits("The batch's slots are not in their buffer: only the rows behind the batch were filled there.",
+        batch_without_slots=(SLOTS, "pass")),
+    *edits("The batch's lengths are not in their buffer: only the rows behind the batch were filled there.",
+        batch_without_lengths=(LENGTHS, "pass")),
     *edits("Rows behind the batch kept the slots of an earlier batch. In a replay they store their token over another "
         "sequence's. Give every row behind the batch the unused slot.",
         padded_rows_stored=(PADDED_SLOTS, "pass")),
@@ -87,6 +92,17 @@ FILLING = (
         "theirs. Set their lengths to 0.", padded_lengths_kept=(PADDED_LENGTHS, "pass")),
     *edits("Rows behind the batch have a length other than 0. Set it to 0.",
         padded_lengths=(PADDED_LENGTHS, "lengths[count:] = 1")),
+    *edits("The unused slot and the length 0 were given to the wrong buffers: rows behind the batch have the slot 0, "
+        "and the unused slot as their length.",
+        slot_and_length_exchanged=(PADDED_SLOTS, "slots[count:] = 0", PADDED_LENGTHS, "lengths[count:] = unused_slot")),
+    *edits("The batch went into the last rows of the buffers. It belongs into the first ones: the graph's outputs are "
+        "read from there, and the rows behind them are made harmless.",
+        batch_in_the_last_rows=(VECTORS, "query[len(query) - count:], key[len(key) - count:], "
+        "value[len(value) - count:] =", SLOTS, "slots[len(slots) - count:] = batch[3]",
+        LENGTHS, "lengths[len(lengths) - count:] = batch[5]",
+        TABLES, "tables[len(tables) - count:, :blocks] = batch[4]",
+        PADDED_SLOTS, "slots[:len(slots) - count] = unused_slot",
+        PADDED_LENGTHS, "lengths[:len(lengths) - count] = 0")),
     *edits("The batch's tables went into the last columns. A sequence's first page belongs into the first column: "
         "tables[:count, :columns] = batch[4].",
         tables_in_the_last_columns=(TABLES, "tables[:count, tables.shape[1] - blocks:] = batch[4]")),

@@ -6,7 +6,7 @@ from course_lib.checker import Mistake
 
 
 def _said(words):
-    return lambda case, seen, got: isinstance(got, dict) and words in str(got.get("captured", ""))
+    return lambda case, seen, got: seen.error is not None and words in seen.error.text
 
 
 def _output_untouched(case, seen, got):
@@ -19,8 +19,9 @@ NOT_CAPTURED = (
     Mistake(
         "host_waits",
         "The step cannot be recorded: an operation makes the host wait for a number from the GPU (`.item()`, "
-        "`int(tensor)`, `.tolist()`, a tensor in an `if`, or a boolean mask as an index). In a replay "
-        "no Python runs. Keep the number in its tensor, and use it in tensor operations.",
+        "`int(tensor)`, `.tolist()`, a tensor in an `if` or as the end of a slice, or a boolean mask as an index, "
+        "unless a single number is stored there). In a replay no Python runs. Keep the number in its tensor, and use "
+        "it in tensor operations.",
         when=_said("makes the host wait"),
     ),
     Mistake(

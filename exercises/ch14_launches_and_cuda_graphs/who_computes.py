@@ -13,8 +13,9 @@ def watched_tiles(functions, x, programs, left=None):
     """The result, with notes on who has computed which tile of 16 rows and 32 columns.
 
     left: for `tiles_from_a_counter`, what an earlier call has left in the counter. That function is called a second
-        time, and then one number is taken from the counter between two draws, as another program would take it.
-        The first program to run finds all others slow, because the interpreter runs one after another.
+        time, and then one number is taken from the counter just before the second draw, as another program would take
+        it; for odd `programs` before a load of the counter, where there is one. The first program to run finds all
+        others slow, because the interpreter runs one after another.
     """
     import ctypes
 
@@ -30,9 +31,10 @@ def watched_tiles(functions, x, programs, left=None):
         return function(x, programs, torch.full((1,), left, dtype=torch.int32, device=x.device))
 
     class Watching:
-        def __init__(self):
+        def __init__(self, takes):
             self.stores, self.drawn, self.taken, self.readable = [], {}, set(), True
-            self.programs = 1
+            self.programs, self.takes, self.before = 1, takes, 0
+            self.kinds, self.set_between = set(), False
 
         def begun(self, kernel, arguments):
             pass
@@ -47,15 +49,32 @@ def watched_tiles(functions, x, programs, left=None):
                 addresses = start + elements[inside] * size
                 if kind == "store":
                     self.stores.append((program, addresses))
-                elif kind == "atomic" and left is not None and addresses.size == 1 and item_bytes in (4, 8):
-                    self.draw(int(addresses[0]), ctypes.c_int32 if item_bytes == 4 else ctypes.c_int64)
+                if addresses.size == 1 and item_bytes in (4, 8):
+                    self.draw(kind, int(addresses[0]), ctypes.c_int32 if item_bytes == 4 else ctypes.c_int64)
 
-        def draw(self, address, number):
+        def draw(self, kind, address, number):
             now = number.from_address(address)
-            before = self.drawn.setdefault(address, now.value)
-            if address not in self.taken and now.value != before:
+            if kind == "atomic":
+                self.drawn.setdefault(address, now.value)
+                self.set_between = self.set_between or (address, "store") in self.kinds
+            self.kinds.add((address, kind))
+            before = self.drawn.get(address, now.value)
+            if kind == self.takes and address not in self.taken and now.value != before:
                 now.value += now.value - before
                 self.taken.add(address)
+                self.before = len(self.stores)
+
+    def watched(takes):
+        watching = Watching(takes)
+        functions.listen(watching)
+        made = called()
+        functions.listen(None)
+        return watching, made
+
+    def tiles_in_turn(stores, made):
+        """The tiles that were stored, in the order of their first stores."""
+        places = [(addresses - made.data_ptr()) // 4 for _, addresses in stores]
+        return list(dict.fromkeys(int(tile) for p in places for tile in tile_of[p[(p >= 0) & (p < len(tile_of))]]))
 
     def in_steps(tiles_of, across):
         """Whether program p has the tiles p, p + n, p + 2n, …, by rows or by columns, from either end."""
@@ -68,16 +87,15 @@ def watched_tiles(functions, x, programs, left=None):
             all((number[mine] % launched == program).all() for program, mine in tiles_of.items()) for number in numbers
         )
 
-    result = None if functions.listen and left is None else called()
     if functions.listen is None:
-        return result
-    watching = Watching()
-    functions.listen(watching)
-    again = called()
-    functions.listen(None)
-    result, functions.noted["calls"] = (again, 1) if left is None else (result, 2)
-    if not (isinstance(again, torch.Tensor) and again.shape == x.shape and again.is_contiguous()):
-        return result
+        return called()
+    undisturbed, result = watched(takes=None)
+    loaded = programs % 2 and any((address, "load") in undisturbed.kinds for address in undisturbed.drawn)
+    watching, again = (undisturbed, result) if left is None else watched(takes="load" if loaded else "atomic")
+    functions.noted["calls"] = 1 if left is None else 2
+    for made in (result, again):
+        if not (isinstance(made, torch.Tensor) and made.shape == x.shape and made.is_contiguous()):
+            return result
     if again.dtype != torch.float32 or not watching.readable:
         return result
     rows, columns = x.shape
@@ -92,13 +110,18 @@ def watched_tiles(functions, x, programs, left=None):
         computed.setdefault(program, numpy.zeros(rows * columns, dtype=bool))[places] = True
         wide += len(numpy.unique(tile_of[places])) > 1
     of = [numpy.bincount(tile_of[places], minlength=len(sizes)) for places in computed.values()]
+    # What would have been the second draw's tile, or comes next where a program began with its own.
+    done = len(tiles_in_turn(watching.stores[: watching.before], again))
+    second = tiles_in_turn(undisturbed.stores, result)[max(1, done) :][:1]
     functions.noted |= {
         "tiles": len(sizes),
         "wide": int(wide),
         "parts": int(sum(((0 < mine) & (mine < sizes)).any() for mine in of)),
         "most": int(max(((mine > 0).sum() for mine in of), default=0)),
         "taken": len(watching.taken),
+        "set_between": int(undisturbed.set_between),
         "left": int((sum(of, numpy.zeros_like(sizes)) == 0).sum()),
+        "next_taken": int(second != [] and second[0] not in tiles_in_turn(watching.stores, again)),
         "in_steps": int(in_steps({program[0]: mine.nonzero()[0] for program, mine in zip(computed, of)}, across)),
     }
     return result
@@ -135,6 +158,13 @@ class EachFromTheCounter(Requirement):
             return None
         if not seen.noted["taken"]:
             return "No two draws from a counter gave different numbers, so the tiles' numbers do not come from there."
+        if seen.noted["set_between"]:
+            return "Your kernel stores a number in the counter, and programs take numbers from it afterwards."
+        if draws_in_two_steps(case, seen):
+            return (
+                "Another program took a number from the counter in between, and your program computed that tile too, "
+                "or lost its own: reading the number and moving the counter on are two operations."
+            )
         if ignores_the_counter(case, seen):
             return (
                 "Another program took a number from the counter in between, and your programs computed all tiles all "
@@ -160,13 +190,27 @@ class EveryNth(Requirement):
             return None
         return (
             "Program p of n computes the tiles p, p + n, p + 2n and so on. One of your programs computed others, such "
-            "as a run of neighbours."
+            "as a run of neighbours. Or numbers were given to tiles that do not exist."
         )
 
 
 def ignores_the_counter(case, seen) -> bool:
     """Whether no tile was left out though a number had been taken."""
     return _is_told_by_tiles(case, seen) and seen.noted["left"] == 0
+
+
+def draws_in_two_steps(case, seen) -> bool:
+    """Whether a number is read by one operation and the counter moved on by another, so that two programs get one.
+
+    It shows where the tile whose number another program has taken in between is computed all the same. A store for each
+    tile tells it too.
+    """
+    if not _is_told_by_tiles(case, seen):
+        return False
+    rows = [row for row in seen.traffic.values() if row["atomic"] or row["loaded"] and row["stored"]]
+    if seen.noted["set_between"]:
+        return any(row["loaded"] or row["stored"] >= 4 * seen.noted["tiles"] for row in rows)
+    return not seen.noted["next_taken"] and any(row["loaded"] for row in rows)
 
 
 def goes_on_alone(case, seen) -> bool:

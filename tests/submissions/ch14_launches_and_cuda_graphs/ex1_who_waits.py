@@ -61,6 +61,13 @@ WRONG = {
     "only_one_wait": changed("14.1", ("number in waits", "number in waits[:1]")),
     "only_one_wait__and_the_first": changed("14.1", ("number in waits", "waits and number == min(waits)")),
     "waits_too_early__counted_from_1": changed("14.1", ("(zip(launches, kernels))", "(zip(launches, kernels), 1)")),
+    "waits_too_early__behind_the_launch": changed(
+        "14.1",
+        (f"        {WAIT}\n", ""),
+        (END, f"if number in waits:\n            host = max(host, end)\n        {END}"),
+    ),
+    "waits_too_early__and_back_in_time": changed("14.1", (f"        {WAIT}\n", ""), (END, f"{WAIT}\n        {END}")),
+    "wait_adds_a_launch": changed("14.1", (WAIT, f"{WAIT} + launch")),
     "wait_adds_the_end": changed("14.1", (WAIT, WAIT.replace("host = end", "host += end"))),
     # The step is right in these.
     "idle_from_sums": changed("14.1", (IDLE, "return max(0.0, sum(launches) - sum(kernels))")),
@@ -80,6 +87,10 @@ WRONG = {
     "gaps_forgotten": changed("14.1", (" + gap * (len(kernels) - 1)", "")),
     "launch_for_each": changed("14.1", ("return launch + sum", "return launch * len(kernels) + sum")),
     "graph_launch_forgotten": changed("14.1", ("return launch + sum", "return sum")),
+    "launches_wait__all_launches_first": changed("14.1", ("host = end = 0.0", "return sum(launches) + sum(kernels)")),
+    "end_of_the_host": changed("14.1", ("    return end\n", "    return host\n")),
+    "one_gap": changed("14.1", (" * (len(kernels) - 1)", "")),
+    "launch_beside_the_kernels": changed("14.1", ("launch + sum(kernels)", "max(launch, sum(kernels))")),
 }
 
 IN_TWO_LISTS = """launched, total = [], 0.0

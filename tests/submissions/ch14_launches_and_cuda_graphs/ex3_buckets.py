@@ -6,6 +6,21 @@ RETURN = "return best[-1][1]"
 FIRST = "return next((bucket for bucket in buckets if bucket >= batch), 0)"
 ADDED = "return sum(counts[size - 1] * (sizes[last] - size) for size in sizes[first : last + 1])"
 
+ROWS = """def rows_with(chosen):
+        fitting = [min(bucket for bucket in chosen if bucket >= size) for size in sizes]
+        return sum(counts[size - 1] * (bucket - size) for size, bucket in zip(sizes, fitting))
+
+    """
+GREEDY = f"""{ROWS}chosen = [sizes[-1]]
+    while len(chosen) < min(most, len(sizes)):
+        rest = [size for size in sizes if size not in chosen]
+        chosen.append(min(rest, key=lambda size: rows_with([*chosen, size])))
+    return sorted(chosen)"""
+TAKEN_AWAY = f"""{ROWS}chosen = list(sizes)
+    while len(chosen) > most:
+        chosen.remove(min(chosen[:-1], key=lambda size: rows_with([other for other in chosen if other != size])))
+    return chosen"""
+
 WRONG = {
     "powers_of_two": changed(
         "14.3", (RETURN, "return sorted({1 << (size - 1).bit_length() for size in sizes})[-most:]")
@@ -24,6 +39,37 @@ WRONG = {
     "largest_taken": changed("14.3", (FIRST, "return buckets[-1] if buckets and buckets[-1] >= batch else 0")),
     "too_large_squeezed": changed("14.3", (FIRST, FIRST.replace(" 0)", " buckets[-1] if buckets else 0)"))),
     "below_the_batch": changed("14.3", (FIRST, "return max((b for b in buckets if b <= batch), default=0)")),
+    "most_frequent__beside_the_largest": changed(
+        "14.3",
+        (RETURN, "often = sorted(sizes[:-1], key=lambda size: -counts[size - 1])[: most - 1]\n"
+                 "    return [*sorted(often), sizes[-1]]"),
+    ),
+    "most_frequent__argsort": changed(
+        "14.3",
+        (RETURN, "often = [i + 1 for i in np.argsort(counts, kind='stable')[::-1].tolist() if counts[i]]\n"
+                 "    often.remove(sizes[-1])\n    return sorted([*often[: most - 1], sizes[-1]])"),
+    ),
+    "only_most_frequent": changed(
+        "14.3",
+        (RETURN, "often = sorted(range(len(counts)), key=lambda i: counts[i], reverse=True)\n"
+                 "    return sorted(i + 1 for i in often[:most])"),
+    ),
+    "one_at_a_time": changed("14.3", (RETURN, GREEDY)),
+    "one_at_a_time__taken_away": changed("14.3", (RETURN, TAKEN_AWAY)),
+    "equally_many_steps": changed(
+        "14.3",
+        (RETURN, "chosen, seen = [], 0\n    for size in sizes:\n        seen += counts[size - 1]\n"
+                 "        if seen * most >= sum(counts) * (len(chosen) + 1):\n            chosen.append(size)\n"
+                 "            while seen * most >= sum(counts) * (len(chosen) + 1):\n"
+                 "                chosen.append(size)\n    return sorted(set(chosen))"),
+    ),
+    "sizes_from_0": changed("14.3", ("enumerate(counts, 1) if", "enumerate(counts) if"), ("size - 1]", "size]")),
+    "falling": changed("14.3", (RETURN, f"{RETURN}[::-1]")),
+    "last_is_the_length__beside_the_others": changed("14.3", (RETURN, "return sorted({*best[-1][1], len(counts)})")),
+    "last_is_the_length__all_sizes": changed(
+        "14.3", ("sizes = [size for size, count in enumerate(counts, 1) if count]",
+                 "sizes = list(range(1, len(counts) + 1))"),
+    ),
     "last_is_the_length": changed("14.3", ("return best[-1][1]", "return [*best[-1][1][:-1], len(counts)]")),
 }
 

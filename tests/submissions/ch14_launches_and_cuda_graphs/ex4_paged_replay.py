@@ -8,6 +8,7 @@ SEEN = "seen = torch.arange(keys.shape[2], device=query.device) < lengths[:, Non
 COPIED = "output.copy_((weights[:, :, None] @ values)[:, :, 0])"
 SIZES = "page_size, head_dim = key_pages.shape[2:]"
 SLOTS, LENGTHS = "slots[count:] = unused_slot", "    lengths[count:] = 0\n"
+FILLED = "for buffer, tensor in zip((*vectors, slots, lengths), (*new_vectors, new_slots, new_lengths)):"
 KEPT = ("def paged_step(", "_kept = {}\n\n\ndef paged_step(")
 
 
@@ -36,6 +37,9 @@ WRONG = {
     "slots_baked": changed("14.4", KEPT, kept("slots")),
     "tables_baked": changed("14.4", KEPT, kept("tables")),
     "lengths_baked": changed("14.4", KEPT, kept("lengths")),
+    "stale_source": changed("14.4", KEPT, kept("query")),
+    "stale_source__the_key": changed("14.4", KEPT, kept("key")),
+    "stale_source__the_value": changed("14.4", KEPT, kept("value")),
     "all_seen": changed("14.4", (".masked_fill(~seen[:, None], -math.inf)", "")),
     "itself_unseen": changed("14.4", ("< lengths[:, None]", "< (lengths[:, None] - 1).clamp(min=1)")),
     "one_too_many_seen": changed("14.4", ("< lengths[:, None]", "<= lengths[:, None]")),
@@ -119,6 +123,35 @@ WRONG = {
         "14.4",
         (SEEN, f"{SEEN}\n    seen = seen & (torch.arange(keys.shape[2]) < longest)"),
         ("< lengths[:, None]", "<= lengths[:, None]"),
+    ),
+    # Keys and values, and each buffer, by themselves.
+    "key_not_stored": changed("14.4", (f"    {KEY}\n", "")),
+    "value_not_stored": changed("14.4", (f"    {VALUE}\n", "")),
+    "value_not_stored__in_a_copy": changed("14.4", (VALUE, f"value_pages = value_pages.clone()\n    {VALUE}")),
+    "stored_exchanged": changed("14.4", (f"{KEY}\n    {VALUE}", f"{KEY[:-3]}value\n    {VALUE[:-5]}key")),
+    "softmax_over_heads": changed("14.4", ("softmax(dim=-1)", "softmax(dim=1)")),
+    "one_kind_of_pages": changed("14.4", ("values = value_pages[tables]", "values = key_pages[tables]")),
+    "one_kind_of_pages__of_values": changed("14.4", ("keys = key_pages[tables]", "keys = value_pages[tables]")),
+    **{
+        name: changed("14.4", (FILLED, f"{FILLED}\n        if buffer is {buffer}:\n            continue"))
+        for name, buffer in {
+            "buffers_not_filled__query": "vectors[0]",
+            "buffers_not_filled__key": "vectors[1]",
+            "buffers_not_filled__value": "vectors[2]",
+            "buffers_not_filled__key_and_value": "vectors[1] or buffer is vectors[2]",
+            "batch_without_slots": "slots",
+            "batch_without_lengths": "lengths",
+        }.items()
+    },
+    "slot_and_length_exchanged": changed(
+        "14.4", (SLOTS, "slots[count:] = 0"), (LENGTHS, "    lengths[count:] = unused_slot\n")
+    ),
+    "batch_in_the_last_rows": changed(
+        "14.4",
+        ("buffer[:count] = tensor", "buffer[len(buffer) - count :] = tensor"),
+        ("tables[:count, :columns]", "tables[len(tables) - count :, :columns]"),
+        (SLOTS, "slots[: len(slots) - count] = unused_slot"),
+        (LENGTHS, "    lengths[: len(lengths) - count] = 0\n"),
     ),
     "one_too_many_seen__of_cleared_tables": changed(
         "14.4", ("< lengths[:, None]", "<= lengths[:, None]"),

@@ -1,6 +1,6 @@
 """Wrong answers to exercise 14.6, and unusual right ones."""
 
-from tests.submissions.edits import changed
+from tests.submissions.edits import changed, edited
 
 LOOP = "for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):"
 TILES = "tiles = tl.cdiv(rows, BLOCK_ROWS) * across"
@@ -12,6 +12,25 @@ WHILE = "while tile < tiles:"
 NEXT = f"        {DRAWN}\n"
 FIRST = f"    {DRAWN}\n    {WHILE}\n"
 ALL_TILES = "-(-x.shape[0] // 16) * -(-x.shape[1] // 32)"
+SWAPPED = (
+    "seen = tl.load(counter_pointer)",
+    "tile = tl.atomic_cas(counter_pointer, seen, seen + 1)",
+    "while tile != seen:",
+    "    seen = tile",
+    "    tile = tl.atomic_cas(counter_pointer, seen, seen + 1)",
+)
+
+
+def drawn_by(*lines):
+    """The course's answer with these lines in the place of `tile = tl.atomic_add(counter_pointer, 1)`."""
+    body = "".join(f"    {line}\n" for line in lines)
+    return changed(
+        "14.6",
+        (DRAWN, "tile = take(counter_pointer)"),
+        ("@triton.jit\ndef counter_kernel",
+         f"@triton.jit\ndef take(counter_pointer):\n{body}    return tile\n\n\n@triton.jit\ndef counter_kernel"),
+    )
+
 
 WRONG = {
     "not_every_nth": changed(
@@ -73,13 +92,45 @@ WRONG = {
     ),
     "grows_by_programs": changed("14.6", ("tl.atomic_add(counter_pointer, 1)",
                                           "tl.atomic_add(counter_pointer, tl.num_programs(0))")),
-    "counter_without_atomic": changed(
-        "14.6",
-        (DRAWN, "tile = take(counter_pointer)"),
-        ("@triton.jit\ndef counter_kernel", "@triton.jit\ndef take(counter_pointer):\n"
-         "    tile = tl.load(counter_pointer)\n    tl.store(counter_pointer, tile + 1)\n"
-         "    return tile\n\n\n@triton.jit\ndef counter_kernel"),
+    "counter_without_atomic": drawn_by("tile = tl.load(counter_pointer)", "tl.store(counter_pointer, tile + 1)"),
+    # One of the two steps is atomic, and two programs read the same number all the same.
+    "counter_without_atomic__the_load_decides": drawn_by(
+        "tile = tl.load(counter_pointer)", "tl.atomic_add(counter_pointer, 1)"
     ),
+    "counter_without_atomic__exchanged": drawn_by(
+        "tile = tl.load(counter_pointer)", "tl.atomic_xchg(counter_pointer, tile + 1)"
+    ),
+    "counter_without_atomic__after_the_first_tile": changed(
+        "14.6", (NEXT, "        tile = tl.load(counter_pointer)\n        tl.store(counter_pointer, tile + 1)\n")
+    ),
+    "counter_without_atomic__ahead": changed(
+        "14.6",
+        (f"{WHILE}\n", f"{WHILE}\n        later = tl.load(counter_pointer)\n"
+                       "        tl.atomic_add(counter_pointer, 1)\n"),
+        (NEXT, "        tile = later\n"),
+    ),
+    "counter_without_atomic__the_load_is_atomic": drawn_by(
+        "tile = tl.atomic_add(counter_pointer, 0)", "tl.store(counter_pointer, tile + 1)"
+    ),
+    "counter_without_atomic__read_afterwards": drawn_by(
+        "tl.atomic_add(counter_pointer, 1)", "tile = tl.load(counter_pointer) - 1"
+    ),
+    "counter_without_atomic__for_the_first_tile": changed(
+        "14.6", (FIRST, "    tile = tl.load(counter_pointer)\n    tl.store(counter_pointer, tile + 1)\n"
+                       f"    {WHILE}\n"),
+    ),
+    "blocks_exchanged": changed("14.6", ("tl.cdiv(columns, BLOCK_COLUMNS)", "tl.cdiv(columns, BLOCK_ROWS)"),
+                                ("tl.cdiv(rows, BLOCK_ROWS)", "tl.cdiv(rows, BLOCK_COLUMNS)")),
+    "blocks_exchanged__down": changed("14.6", ("tl.cdiv(rows, BLOCK_ROWS)", "tl.cdiv(rows, BLOCK_COLUMNS)")),
+    "not_every_nth__tiles_that_do_not_exist": changed(
+        "14.6", ("tl.cdiv(columns, BLOCK_COLUMNS)", "tl.cdiv(columns, BLOCK_ROWS)")
+    ),
+    "draw_lost__begins_at_1": changed("14.6", ("counter.zero_()", "counter.fill_(1)")),
+    "draw_lost__adds_1": changed("14.6", (DRAWN, f"{DRAWN} + 1")),
+    "place_in_elements": changed("14.6", (PLACE, "tile // across * BLOCK_ROWS, tile % across * BLOCK_COLUMNS, rows")),
+    "place_in_elements__row": changed("14.6", (PLACE, "tile // across * BLOCK_ROWS, tile % across, rows")),
+    "place_in_elements__column": changed("14.6", (PLACE, "tile // across, tile % across * BLOCK_COLUMNS, rows")),
+    "sizes_exchanged": changed("14.6", (f"{PLACE}, columns", f"{PLACE[:-4]}columns, rows")),
     "tiles_computed_again": changed("14.6", (LOOP, "for tile in range(tl.program_id(0), tiles):")),
     # Begins with its own number, and the counter begins at 0 all the same.
     "tiles_computed_again__own_number_first": changed(
@@ -192,14 +243,20 @@ UNUSUAL = {
         (f"{WHILE}\n", f"{WHILE}\n        later = tl.atomic_add(counter_pointer, 1)\n"),
         (NEXT, "        tile = later\n"),
     ),
-    "by compare and swap": changed(
+    "by compare and swap": drawn_by(*SWAPPED),
+    "by compare and swap, before the tile is computed": edited(
+        drawn_by(*SWAPPED),
+        (f"{WHILE}\n", f"{WHILE}\n        later = take(counter_pointer)\n"),
+        ("        tile = take(counter_pointer)\n", "        tile = later\n"),
+    ),
+    "the last draw of all stores 0": changed(
         "14.6",
-        (DRAWN, "tile = draw(counter_pointer)"),
-        ("@triton.jit\ndef counter_kernel",
-         "@triton.jit\ndef draw(counter_pointer):\n    seen = tl.load(counter_pointer)\n"
-         "    found = tl.atomic_cas(counter_pointer, seen, seen + 1)\n    while found != seen:\n        seen = found\n"
-         "        found = tl.atomic_cas(counter_pointer, seen, seen + 1)\n    return found\n\n\n"
-         "@triton.jit\ndef counter_kernel"),
+        (NEXT, f"{NEXT}    if tile == tiles + tl.num_programs(0) - 1:\n        tl.store(counter_pointer, 0)\n"),
+    ),
+    "a load says whether there is another tile": changed(
+        "14.6",
+        (NEXT, ""),
+        (FIRST, f"    while tl.load(counter_pointer) < tiles:\n        {DRAWN}\n"),
     ),
     "as many rounds as there are tiles": changed(
         "14.6",
