@@ -30,7 +30,7 @@ def named_lines():
 
 
 def figures(tmp_path, *edits, body=""):
-    """(times the least bytes, bytes spilled, warps that fit, mean's share of the loads, largest error) of the copy."""
+    """(times the least bytes, bytes spilled, warps that fit, sentence) of the copy, which is right in any case."""
     (text,) = (cell.text for cell in builder.read_cells(CHAPTER) if "def mended_variance(" in cell.text)
     if body:
         begin, end = text.index("    channel = tl.program_id"), text.index("\n\n\ndef mended_variance(")
@@ -47,21 +47,21 @@ def figures(tmp_path, *edits, body=""):
     call = module.mended_variance, x, x.mean(0)
     card, traffic = profile(*call, arch=90, counters=False), metered(*call)
     (kernel,) = card.kernels
-    error = (call[0](*call[1:]) - x.var(0, unbiased=False)).abs().max()
-    share = traffic["mean_pointer"].loaded_bytes / traffic.loaded_bytes
-    return card.moved_bytes / card.least_bytes, kernel.view.spill_bytes, kernel.occupancy.warps, share, error
+    assert (call[0](*call[1:]) - x.var(0, unbiased=False)).abs().max() < 1e-5
+    assert traffic["mean_pointer"].loaded_bytes < 0.01 * traffic.loaded_bytes
+    return card.moved_bytes / card.least_bytes, kernel.view.spill_bytes, kernel.occupancy.warps, card.look_at
 
 
 def test_it_is_right_spills_and_moves_eight_times_the_bytes(tmp_path):
-    times, spilled, warps, share, error = figures(tmp_path)
-    assert times == pytest.approx(8, abs=0.01) and spilled > 0 and warps == 8 and share < 0.01 and error < 1e-5
+    times, spilled, warps, sentence = figures(tmp_path)
+    assert times == pytest.approx(8, abs=0.01) and spilled > 0 and warps == 8 and "spills" in sentence
 
 
 def test_a_smaller_block_with_more_warps_ends_the_spills_alone(tmp_path):
-    times, spilled, warps, share, error = figures(tmp_path, ENOUGH_REGISTERS)
-    assert times == pytest.approx(8, abs=0.02) and spilled == 0 and warps == 64 and share < 0.01 and error < 1e-5
+    times, spilled, warps, sentence = figures(tmp_path, ENOUGH_REGISTERS)
+    assert times == pytest.approx(8, abs=0.02) and spilled == 0 and warps == 64 and "sectors" in sentence
 
 
 def test_the_lines_of_the_text_end_both(tmp_path):
-    times, spilled, _, share, error = figures(tmp_path, *SIDE_BY_SIDE, body=named_lines())
-    assert times == pytest.approx(1, abs=0.02) and spilled == 0 and share < 0.01 and error < 1e-5
+    times, spilled, _, sentence = figures(tmp_path, *SIDE_BY_SIDE, body=named_lines())
+    assert times == pytest.approx(1, abs=0.02) and spilled == 0 and "4 programs" in sentence
