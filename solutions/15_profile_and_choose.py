@@ -6,15 +6,14 @@
 # that many bytes took 182 µs. So the memory works close to its limit, and still the kernel takes five times as long as
 # a copy. How can both be true?
 #
-# Write down a guess. You will find the answer in two places: on a card that describes the kernel, and in a table of
-# counters.
+# Write down a guess. You will find the answer on a card that describes the kernel.
 #
-# This chapter prepares you for three jobs that you will do alone after the course. You find out what limits a kernel.
-# You choose a kernel that somebody else has written, and say why. And you prove which kernel ran, because a library may
-# switch to a slow one without telling you.
+# This chapter prepares you for jobs that you will do alone after the course. You find out what limits a kernel, mend
+# it, and measure whether that helped. You choose a kernel that somebody else has written. And you prove which kernel
+# ran, because a library may switch to a slow one without telling you.
 #
-# **Time.** About five hours, estimated. The **core path** takes two: every section whose heading does not end in
-# *deeper*. You need chapters 01, 04 and 08.
+# **Time.** About five and a half hours, estimated. The **core path** takes two: the sections whose heading does not end
+# in *deeper*, with exercises 15.2, 15.3 and 15.5. You need chapters 01, 04 and 08.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -83,6 +82,7 @@ profile(strided_copy, torch.ones(2**20, device=device)[::8], arch=90)
 # The next kernel is the softmax of the question. One program computes one row, and the program has a single warp, which
 # is 32 threads. The next cell profiles this kernel for a T4, an A100 and an H100. Read the three sentences.
 
+
 # %%
 @triton.jit
 def one_warp_softmax_kernel(x_pointer, out_pointer, BLOCK: tl.constexpr):
@@ -106,10 +106,130 @@ for arch in (75, 80, 90):
 # That answers the question. A row of 16,384 numbers in 32 threads is 512 numbers for each thread, but a thread has at
 # most 255 registers. The numbers that find no register go to *local memory*. In spite of its name, local memory is part
 # of the ordinary GPU memory; each thread gets addresses of its own there. So the memory really is busy, but mostly with
-# these numbers: the counters below show that 2.52 GB moved where 0.54 GB would do. (The cell above uses rows of half
+# these numbers: counters of the GPU showed that 2.52 GB moved where 0.54 GB would do. (The cell above uses rows of half
 # that length, so that the card is there in seconds. They spill too, but less.)
 #
-# ## What the counters say
+# ## A slow kernel, found and mended
+#
+# The next kernel computes the variance of each channel of a layer's output. Its results are right, but it is slow for
+# two reasons. The card shows both, even without a GPU.
+#
+# **1. Profile it, and choose one figure.** Three figures on this card are bad. **Which one do you mend first?**
+
+
+# %%
+@triton.jit
+def channel_variance_kernel(x_pointer, mean_pointer, out_pointer, tokens, channels, BLOCK: tl.constexpr):
+    channel = tl.program_id(0)
+    squares = tl.zeros([BLOCK], tl.float32)  # [BLOCK]
+    for first_token in range(0, tokens, BLOCK):
+        token = first_token + tl.arange(0, BLOCK)  # [BLOCK]
+        x = tl.load(x_pointer + token * channels + channel, mask=token < tokens, other=0.0)  # [BLOCK]
+        mean = tl.load(mean_pointer + channel)
+        squares += tl.where(token < tokens, (x - mean) * (x - mean), 0.0)
+    tl.store(out_pointer + channel, tl.sum(squares) / tokens)
+
+
+def channel_variance(x, mean):
+    """x: [tokens, channels], contiguous. mean: [channels]."""
+    out = torch.empty_like(mean)
+    channel_variance_kernel[(x.shape[1],)](x, mean, out, *x.shape, BLOCK=8192, num_warps=1)
+    return out
+
+
+layer_output = torch.randn(10_000, 32, device=device)
+profile(channel_variance, layer_output, layer_output.mean(0), arch=90)
+
+# %% [markdown]
+# <details><summary>The first figure</summary>
+#
+# The spills. `squares` has 8,192 numbers, and one warp has 32 threads. So each thread needs 256 registers for them, and
+# has 255. The low occupancy follows from that, because threads with so many registers leave room for 8 warps of 64.
+# Take `BLOCK=1024` and `num_warps=4`, which makes 8 numbers for each thread.
+#
+# </details>
+#
+# **2. Mend one thing, and profile again.** The next cell holds your copy of the kernel. Change only `BLOCK` and
+# `num_warps`, and run it. The spills are gone, but the card still shows 8 times the bytes. **Why 8?** Look at the line
+# that loads `x`. What do two neighbouring lanes read, and how far apart do these numbers lie?
+
+
+# %%
+@triton.jit
+def mended_variance_kernel(x_pointer, mean_pointer, out_pointer, tokens, channels, BLOCK: tl.constexpr):
+    channel = tl.program_id(0)
+    squares = tl.zeros([BLOCK], tl.float32)  # [BLOCK]
+    for first_token in range(0, tokens, BLOCK):
+        token = first_token + tl.arange(0, BLOCK)  # [BLOCK]
+        x = tl.load(x_pointer + token * channels + channel, mask=token < tokens, other=0.0)  # [BLOCK]
+        mean = tl.load(mean_pointer + channel)
+        squares += tl.where(token < tokens, (x - mean) * (x - mean), 0.0)
+    tl.store(out_pointer + channel, tl.sum(squares) / tokens)
+
+
+def mended_variance(x, mean):
+    """x: [tokens, channels], contiguous, with a multiple of 8 channels. mean: [channels]."""
+    out = torch.empty_like(mean)
+    mended_variance_kernel[(x.shape[1],)](x, mean, out, *x.shape, BLOCK=8192, num_warps=1)
+    return out
+
+
+profile(mended_variance, layer_output, layer_output.mean(0), arch=90)
+
+# %% [markdown]
+# <details><summary>The second reason</summary>
+#
+# Neighbouring lanes read neighbouring tokens of one channel, which lie `channels` numbers apart. So each lane fetches a
+# sector of 32 bytes, and uses 4 of them. What lies side by side is the channels: 8 of them fill a sector. So let a
+# program take a tile of 128 tokens × 8 channels.
+#
+#     channel = tl.program_id(0) * 8 + tl.arange(0, 8)  # [8]
+#     squares = tl.zeros([BLOCK, 8], tl.float32)  # [BLOCK, 8]
+#     for first_token in range(0, tokens, BLOCK):
+#         token = first_token + tl.arange(0, BLOCK)[:, None]  # [BLOCK, 1]
+#         x = tl.load(x_pointer + token * channels + channel, mask=token < tokens, other=0.0)  # [BLOCK, 8]
+#         mean = tl.load(mean_pointer + channel)  # [8]
+#         squares += tl.where(token < tokens, (x - mean) * (x - mean), 0.0)
+#     tl.store(out_pointer + channel, tl.sum(squares, axis=0) / tokens)
+#
+# The launch has `(x.shape[1] // 8,)` programs, with `BLOCK=128` and `num_warps=4`.
+#
+# </details>
+#
+# **3. Leave what does not show.** `mean` is loaded in each round of the loop, although it never changes. Should you
+# move that line? The next cell counts its bytes: they are below one per cent, so do not expect a gain.
+#
+# **4. Prove it.** The next cell prints both kernels' figures, and their errors, because a fast kernel that is wrong is
+# worth nothing. Without a GPU the bytes and the spills show that both reasons are gone, but not how much time that
+# saves. On a GPU the cell also times both kernels in turns.
+
+# %%
+from course_lib.hardware.meter.metered import metered
+from course_lib.hardware.timing import measure_together
+
+known_mean = layer_output.mean(0)
+for function in (channel_variance, mended_variance):
+    card = profile(function, layer_output, known_mean, arch=90)
+    view = card.kernels[0].view
+    traffic = metered(function, layer_output, known_mean)
+    error = (function(layer_output, known_mean) - layer_output.var(0, unbiased=False)).abs().max()
+    print(f"{function.__name__:17} {format_bytes(card.moved_bytes)} moved, at least {format_bytes(card.least_bytes)}")
+    print(f"{'':17} {view.registers} registers a thread, {view.spill_bytes} B spilled")
+    print(f"{'':17} mean: {traffic['mean_pointer'].loaded_bytes / traffic.loaded_bytes:.2%} of the bytes loaded")
+    print(f"{'':17} largest error {error:.0e}")
+
+if on_gpu:
+    large = torch.randn(16_384, 4096, device=device)  # 268 MB, which no cache holds
+    mean = large.mean(0)
+    versions = {"before": lambda: channel_variance(large, mean), "after": lambda: mended_variance(large, mean)}
+    for name, timing in measure_together(versions).items():
+        print(f"{name:17} {timing}")
+
+# %% [markdown]
+# If you mended both, 1.28 MB are moved instead of 10.2 MB, and nothing is spilled. The card's sentence is now about 4
+# programs. But a real layer of 4,096 channels has 512, so you can stop.
+#
+# ## What the counters say · deeper
 #
 # We recorded eight kernels on an H100 with `ncu`. Two of them are as fast as they can be, and each of the other six is
 # slow for one reason. The next cell prints eleven figures for each kernel:
@@ -155,6 +275,7 @@ for what in metrics["a_copy"]:
 # | `"too few programs"` | fewer programs than multiprocessors | programs / multiprocessors |
 # | `"too few warps"` | active warps below 25 % | `warps_active` |
 # | `"latency"` | none of the rows above fits | `warps_active` |
+
 
 # %%
 # Exercise 15.1 · Find the bottleneck
@@ -233,7 +354,7 @@ for name, seen in metrics.items():
 # measured in another run, with the same head dimension and mask but with shorter contexts: it brought 470 instead of
 # 437 at 4k tokens, and 338 instead of 281 at 1k.
 #
-# ## A timer in turns · deeper
+# ## A timer in turns
 #
 # A profile tells you why a kernel is slow. To find out whether your change helped, you need a timer. Chapter 01's
 # `measure` times one function. To compare two, time them *in turns*: in each round, call each function once, then start
@@ -250,6 +371,7 @@ for name, seen in metrics.items():
 #
 # In this exercise you write the three parts of such a timer: how many copies it needs, the list of its calls, and which
 # of the measured times form pairs.
+
 
 # %%
 # Exercise 15.2 · A timer in turns
@@ -310,6 +432,7 @@ best_copies_needed, best_schedule, best_pairs_of = check("15.2", copies_needed, 
 # a sum of rows that are summed first. A CPU does it in one thread: with more, other work on the machine decides the
 # times. Exercise 15.3 asks whether the difference is real.
 
+
 # %%
 def clocked(function, argument) -> float:
     """Microseconds of one call, until its work is done."""
@@ -335,15 +458,15 @@ old, new = best_pairs_of(steps, times, 0, 1)
 print(f"{len(inputs)} copies, {len(old)} pairs; medians {sorted(old)[25]:.0f} µs and {sorted(new)[25]:.0f} µs")
 
 # %% [markdown]
-# ## Is it two per cent faster? · deeper
+# ## Is it two per cent faster?
 #
 # You change a kernel and time both versions, and the new one takes 2 % less. Is it faster? Two runs of the *same*
 # kernel can differ by as much, for four reasons:
 #
 # - **Clocks.** A GPU lowers its clock when it gets hot or reaches its power limit, so what runs later runs slower.
 # - **A warm cache.** What the first kernel has read may still be in the L2 cache when the second one begins.
-# - **Late calls.** Now and then a call takes half as long again, but no call takes only half as long. So the late calls
-#   are not balanced by early ones, and they raise the mean.
+# - **Late calls.** Now and then a call takes half as long again, but none takes only half as long. So late calls raise
+#   the mean.
 # - **Neighbours are alike.** If the clock is low now, it will still be low a millisecond later. So two hundred samples
 #   in a row tell you less than two hundred independent ones.
 #
@@ -360,6 +483,7 @@ print(f"{len(inputs)} copies, {len(old)} pairs; medians {sorted(old)[25]:.0f} µ
 #   pair, which turns the sign of the logarithm of its ratio. Swap them at random many times, and count how often the
 #   sum of the logarithms is at least as far from 0 as the one you measured. Your own measurement counts as one of
 #   these. So if 4 of 99 random sums are as far off, the chance is (4 + 1) / (99 + 1) = 5 %.
+
 
 # %%
 # Exercise 15.3 · Two per cent
@@ -464,7 +588,7 @@ draw_ratios(made_old, made_new, made_lower, made_upper)
 # The last line of figures is about the two sums that you timed on your machine after exercise 15.2. If its interval
 # holds 1, you have not seen a difference, whatever the two medians say. On a busy machine it may be wide; try again.
 #
-# ## Choosing a kernel
+# ## Choosing a kernel · deeper
 #
 # You will write few kernels, and call many. Speed seldom decides which one you call. What decides is what a kernel can
 # take at all: which GPU, which dtype, which mask. These are the limits as the libraries state them:
@@ -509,6 +633,7 @@ draw_ratios(made_old, made_new, made_lower, made_upper)
 # | 10 | sm_90 | `"FlashAttention 3"` | `"capability"` |
 # | 11 | sm_100 | `"FlashAttention 4"` | `"capability"` |
 # | | all other GPUs | `"FlashAttention 2"` | `"capability"` |
+
 
 # %%
 # Exercise 15.4 · The chooser
@@ -601,6 +726,7 @@ from course_lib.figures.profiling.trace import draw_trace
 
 draw_trace(traces["mask_without_cudnn"]["events"], "layer 5: attention")
 
+
 # %%
 # Exercise 15.5 · What ran, and which layer fell back
 def what_ran(events: list[dict]) -> list[tuple[str, str, float]]:
@@ -670,10 +796,8 @@ for asked, run in traces.items():
 # 53. `fell_back` looks only for "math", so look at the times as well.) Without cuDNN's attention the same line of
 # Python fell back: FlashAttention takes no mask, and the memory-efficient backend takes no groups of query heads.
 #
-# One slow layer of eight makes the step 1.36 to 1.39 times as long in three of these runs: `float32`, `strides` and
-# `bias`. In the fourth, `mask_without_cudnn`, it takes 1.46 times as long, because the other seven layers ran
-# FlashAttention 2 and took twice as long, too. SDPA said nothing in any of these runs. The trace shows what ran, but
-# not why the other backends refused these inputs. To get their reasons printed, call
+# With `float32`, `strides` and `bias`, one slow layer of eight makes the step 1.36 to 1.39 times as long. SDPA said
+# nothing. The trace shows what ran, but not why other backends refused these inputs. Their reasons are printed by
 # `torch.backends.cuda.can_use_flash_attention(parameters, debug=True)`.
 #
 # How do you keep that from happening? Name the backend you want: inside `with torch.nn.attention.sdpa_kernel(...)`,

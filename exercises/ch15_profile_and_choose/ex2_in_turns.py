@@ -126,6 +126,20 @@ PLAN = (
     *edits("The first `warm` calls were left out. Leave out whole rounds: each of them has a call for every kernel.",
         calls_skipped=(KEPT, "len(steps) >= warm")),
 )  # fmt: skip
+
+
+def in_order(counted, before, after):
+    """Of the steps that count those of the rounds in which one kernel runs before another."""
+    places = [[n for n, (kernel, _) in enumerate(counted) if kernel == wanted] for wanted in (before, after)]
+    return [counted[n] for pair in zip(*places) if pair[0] < pair[1] for n in pair]
+
+
+def in_a_row(counted, before, after):
+    """Two steps for each time that one kernel comes next after another, also where that is a round later."""
+    own = [step for step in counted if step[0] in (before, after)]
+    return [step for pair in zip(own, own[1:]) if (pair[0][0], pair[1][0]) == (before, after) for step in pair]
+
+
 BOTH = ("[time for kernel, time in counted if kernel == first], "
         "[time for kernel, time in counted if kernel == second]")  # fmt: skip
 PAIRED = (
@@ -143,6 +157,14 @@ PAIRED = (
     *edits("The times were sorted, so they no longer form pairs. Two times at the same index must be from the same "
         "round.", times_sorted=("for (kernel, _, kept), time in zip(steps, times) if kept]", "for (kernel, _, kept), "
         "time in sorted(zip(steps, times), key=lambda one: one[1]) if kept]")),
+    *edits("Pairs were kept only from the rounds in which one of the two kernels ran first. The order is drawn, so "
+        "keep the pair of every round that counts, whichever of the two ran first.",
+        some_rounds=("counted = [", "counted = in_order([", "if kept]", "if kept], first, second)"),
+        some_rounds__second_first=("counted = [", "counted = in_order([", "if kept]", "if kept], second, first)")),
+    *edits("A time was paired with one of the next round. Take both times of a pair from one round, whichever of the "
+        "two kernels ran first.",
+        next_round=("counted = [", "counted = in_a_row([", "if kept]", "if kept], first, second)"),
+        next_round__second_first=("counted = [", "counted = in_a_row([", "if kept]", "if kept], second, first)")),
     *edits("The pairs were returned as one list. Return two lists: the times of first, and the times of second.",
         pairs_in_a_list=(BOTH, f"list(zip({BOTH}))")),
     *edits("Short times were left out. Keep the time of every step that counts, also if it is below a microsecond.",
@@ -167,7 +189,7 @@ EXERCISE = Exercise(
     models=(
         model_of(copies, COPIES, entry="copies_needed"),
         model_of(planned, PLAN, entry="schedule"),
-        model_of(paired, PAIRED, entry="pairs_of"),
+        model_of(paired, PAIRED, uses=(in_order, in_a_row), entry="pairs_of"),
     ),
     mistakes=(
         Mistake(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from course_lib.checker import Case, Exercise, edits, model_of
+from course_lib.checker import Case, Exercise, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract
+from exercises.topics.evidence import raised
 
 
 def middle(values):
@@ -232,6 +233,12 @@ CHANCE = (
         nearer_counted=("abs(flipped) >= observed", "abs(flipped) < observed")),
 )  # fmt: skip
 
+
+def fewer_than_40(case, seen, got):
+    """Nothing was left after the cut, and only where nothing is to be cut."""
+    return case.entry == "interval" and len(case.args[2]) < 40 and raised("IndexError", "ValueError")(case, seen, got)
+
+
 EXERCISE = Exercise(
     id="15.3",
     title="Two per cent",
@@ -243,6 +250,15 @@ EXERCISE = Exercise(
         model_of(ratio, RATIO, parts=(middle,), entry="ratio_of"),
         model_of(between, INTERVAL, parts=(middle,), uses=(between_two,), entry="interval"),
         model_of(chance, CHANCE, uses=(middle,), entry="chance_of"),
+    ),
+    mistakes=(
+        Mistake(
+            "minus_zero",
+            "Of fewer than 40 medians none is dropped, but nothing was left of them. Was a slice [d:-d] taken? With "
+            "d = 0 it is [0:0], which is empty. End it at len(found) - d, or return found[d] and found[-1 - d].",
+            when=fewer_than_40,
+            every=True,
+        ),
     ),
     hints=(
         "ratio_of: first make the list of b / a for all pairs. What slowed both calls of a pair cancels there. Then "

@@ -148,6 +148,7 @@ INSIDE = 'layer["ts"] <= e["ts"] <= layer["ts"] + layer["dur"]'
 LAUNCHED, SUM = 'event["cat"] in LAUNCHES', 'sum(event["dur"] for event in kernels)'
 PREFIX = 'name.removeprefix("aten::_scaled_dot_product_")'
 CUT = f'{PREFIX}.replace("attention", "").strip("_")'
+NAMED = 'name.startswith("aten::_scaled_dot_product_")'
 KERNELS = 'e["cat"] == "kernel" and e["args"]["correlation"] in launches'
 RAN = (
     *edits("The kernels were found by their time. The GPU runs them later than the CPU launches them, often while "
@@ -166,6 +167,9 @@ RAN = (
         'any(n["cat"] in LAUNCHES and n["args"]["correlation"] == e["args"]["correlation"] for n in events))')),
     *edits("A launch with the correlation 0 was taken for none. 0 is a number like any other.",
         number_of_0=(KERNELS, f'{KERNELS} and e["args"]["correlation"]')),
+    *edits("The layer whose window begins first got nothing. Its place is 0, and `if place:` takes 0 for no place. Ask "
+        "for `place is not None`.", place_of_0=(KERNELS, f"{KERNELS} and rows", NAMED, f"{NAMED} and rows"),
+        place_of_0__kernels=(KERNELS, f"{KERNELS} and rows"), place_of_0__backend=(NAMED, f"{NAMED} and rows")),
     *edits("The sum was rounded to whole microseconds. Return it with its fraction.",
         whole_microseconds=(SUM, f"int({SUM})"), whole_microseconds__nearest=(SUM, f"round({SUM})")),
     *edits("Layers without a launch have no row. Each window has one, with 0 microseconds where nothing was launched.",

@@ -6,6 +6,20 @@ NEEDED = "math.ceil(cache_bytes / input_bytes) + 1"
 LOOPS = "for number, order in enumerate(orders):\n        for kernel in order:"
 PLACE, KEPT = "len(steps) % copies", "number >= warm"
 
+
+
+def waiting(early, late, new_round):
+    """An answer that keeps a time of `early` until it meets one of `late`."""
+    return changed("15.2", ("found = {", "waiting, each = None, len({step[0] for step in steps})\n    found = {"),
+                   ("for (kernel, _, counted), time in zip(steps, times):",
+                    f"for place, ((kernel, _, counted), time) in enumerate(zip(steps, times)):\n        {new_round}"),
+                   ("found.setdefault(kernel, []).append(time)",
+                    f"if kernel == {early}:\n                waiting = time\n"
+                    f"            elif kernel == {late} and waiting:\n                found[{early}].append(waiting)\n"
+                    f"                found[{late}].append(time)\n                waiting = None"))  # fmt: skip
+
+
+FORGET = "waiting = None if place % each == 0 else waiting"
 WRONG = {
     "one_missing": changed("15.2", (NEEDED, "math.ceil(cache_bytes / input_bytes)")),
     "rounded_down": changed("15.2", (NEEDED, "cache_bytes // input_bytes + 1")),
@@ -56,6 +70,10 @@ WRONG = {
     "number_as_index": changed("15.2", (
         "found = {first: [], second: []}", "found = [[] for _ in {step[0] for step in steps}]"),
         ("found.setdefault(kernel, []).append", "found[kernel].append")),
+    "some_rounds": waiting("first", "second", FORGET),
+    "some_rounds__second_first": waiting("second", "first", FORGET),
+    "next_round": waiting("first", "second", "pass"),
+    "next_round__second_first": waiting("second", "first", "pass"),
     "short_left_out": changed("15.2", ("if counted:", "if counted and round(time):")),
 }
 

@@ -1,6 +1,6 @@
 """Wrong answers to exercise 15.5, and unusual right ones."""
 
-from tests.submissions.edits import changed
+from tests.submissions.edits import changed, edited
 
 TIME = "sum(microseconds.get(number, 0) for number in launches)"
 LAYERS = 'sorted((e for e in events if e["cat"] == "user_annotation"), key=lambda e: e["ts"])'
@@ -8,6 +8,32 @@ LAUNCHES = 'e["cat"] in ("cuda_runtime", "cuda_driver")'
 INSIDE = 'layer["ts"] <= e["ts"] <= layer["ts"] + layer["dur"]'
 PAIRS = '[(name, time / others[len(others) // 2]) for name, backend, time in rows if backend == "math"]'
 MEDIAN = "others[len(others) // 2]"
+
+PLACES = """# Exercise 15.5 · What ran, and which layer fell back
+def what_ran(events):
+    layers = sorted([e for e in events if e["cat"] == "user_annotation"], key=lambda e: e["ts"])
+
+    def layer_of(ts):
+        return next((n for n, e in enumerate(layers) if e["ts"] <= ts <= e["ts"] + e["dur"]), None)
+
+    owner = {e["args"]["correlation"]: layer_of(e["ts"]) for e in events if e["cat"] in {"cuda_runtime", "cuda_driver"}}
+    times, names = [0.0] * len(layers), ["unknown"] * len(layers)
+    for e in events:
+        if e["cat"] == "kernel":
+            at = owner.get(e["args"]["correlation"])
+            if at is not None:
+                times[at] += e["dur"]
+        if e["cat"] == "cpu_op" and "::_scaled_dot_product" in e["name"]:
+            place = layer_of(e["ts"])
+            if place is not None:
+                names[place] = next(b for b in ("cudnn", "flash", "efficient", "math") if b in e["name"])
+    return [(e["name"], name, time) for e, name, time in zip(layers, names, times)]
+
+def fell_back(rows):
+    fast = sorted(t for _, b, t in rows if not b == "math")
+    return [(n, t / fast[len(fast) // 2]) for n, b, t in rows if b == "math"] if fast else []
+"""
+OF_A_KERNEL, OF_A_BACKEND = ("if at is not None:", "if at:"), ("if place is not None:", "if place:")
 
 WRONG = {
     "kernels_by_time": changed("15.5", (TIME, 'sum(e["dur"] for e in inside if e["cat"] == "kernel")')),
@@ -76,6 +102,9 @@ def fell_back(rows):
         begun = {{e["args"]["correlation"] for e in events if {LAUNCHES}}}
         alone = [e for e in inside if e["cat"] == "kernel" and e["args"]["correlation"] not in begun]
         rows.append((layer["name"], backend, {TIME} + sum(e["dur"] for e in alone)))""")),
+    "place_of_0": edited(PLACES, OF_A_KERNEL, OF_A_BACKEND),
+    "place_of_0__kernels": edited(PLACES, OF_A_KERNEL),
+    "place_of_0__backend": edited(PLACES, OF_A_BACKEND),
     "number_of_0": changed("15.5", ("for number in launches)", "for number in launches if number)")),
     "whole_microseconds": changed("15.5", (TIME, f"int({TIME})")),
     "no_row": changed("15.5", ("        rows.append", "        if launches:\n            rows.append")),
@@ -108,26 +137,7 @@ def fell_back(rows):
 }
 
 UNUSUAL = {
-    "from the kernels to the layers": """# Exercise 15.5 · What ran, and which layer fell back
-def what_ran(events):
-    layers = sorted([e for e in events if e["cat"] == "user_annotation"], key=lambda e: e["ts"])
-
-    def layer_of(ts):
-        return next((n for n, e in enumerate(layers) if e["ts"] <= ts <= e["ts"] + e["dur"]), None)
-
-    owner = {e["args"]["correlation"]: layer_of(e["ts"]) for e in events if e["cat"] in {"cuda_runtime", "cuda_driver"}}
-    times, names = [0.0] * len(layers), ["unknown"] * len(layers)
-    for e in events:
-        if e["cat"] == "kernel" and owner.get(e["args"]["correlation"]) is not None:
-            times[owner[e["args"]["correlation"]]] += e["dur"]
-        if e["cat"] == "cpu_op" and "::_scaled_dot_product" in e["name"] and layer_of(e["ts"]) is not None:
-            names[layer_of(e["ts"])] = next(b for b in ("cudnn", "flash", "efficient", "math") if b in e["name"])
-    return [(e["name"], name, time) for e, name, time in zip(layers, names, times)]
-
-def fell_back(rows):
-    fast = sorted(t for _, b, t in rows if not b == "math")
-    return [(n, t / fast[len(fast) // 2]) for n, b, t in rows if b == "math"] if fast else []
-""",
+    "from the kernels to the layers": PLACES,
     "lists for tuples": changed("15.5", (f'rows.append((layer["name"], backend, {TIME}))',
                                          f'rows.append([layer["name"], backend, {TIME}])')),
     "by regular expressions": changed("15.5", (
