@@ -609,9 +609,9 @@ if can_compile:
 # *again* (`tmp8`), to scale it. So this kernel loads and stores five tensors, and yours four. When you compare kernels,
 # count their loads and stores: both of these are one kernel.
 #
-# Five tensors instead of four would make such a kernel a fifth slower. We expect less, because the second loop reads a
-# row right after the first has written it, and the L2 cache still holds it. The rates above cannot tell, because they
-# are those of PyTorch 2.11, whose text we did not record.
+# Five tensors instead of four would take a quarter more time. We expect less, because the second loop reads a row right
+# after the first has written it, and the L2 cache still holds it. The rates above cannot tell, because they are those
+# of PyTorch 2.11, whose text we did not record.
 
 
 # %% [markdown]
