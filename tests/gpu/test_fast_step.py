@@ -51,6 +51,16 @@ def test_in_16_bits_texts_begin_alike():
     assert sum(ours[:5] == theirs[:5] for ours, theirs in zip(fast, plain)) >= 6 and engine.fast.replayed > 60
 
 
+def test_guesses_change_no_text():
+    """Looked up in texts of few tokens, which repeat: steps with guesses are plain, and stand between fast ones."""
+    model = model_of()
+    model.logits.weight[24:] = 0
+    plain = engine_of(model).texts(REQUESTS)
+    engine = engine_of(model)
+    assert engine.texts(dataclasses.replace(request, speculate=5) for request in REQUESTS) == plain
+    assert engine.metrics.report()["accepted"] > 0 and engine.fast.replayed > 0
+
+
 def test_fast_steps_are_at_least_three_times_as_fast():
     model, taken = model_of(torch.bfloat16), {}
     for fast in (False, True):
