@@ -18,7 +18,9 @@ many texts at a time, guesses pay no longer. A step with guesses is also not cap
 its launches cost.
 
 **Prompt lookup** guesses without a model. Answers repeat what the prompt holds: names, code, quotations. Where the last
-three tokens of a text occurred before, those that followed there are the guess; otherwise the last two, or the last.
+three tokens of a text occurred before, those that followed there are the guess; otherwise the last two. With four
+guesses a step, SmolLM2-135M repeats a paragraph of 37 tokens in 11 steps, and writes 100 tokens of a story in 64. With
+guesses from a single token on, as in Saxena's code, the story takes 63, but 38 of them have guesses instead of 17.
 
 Sources: Leviathan et al., Fast inference from transformers via speculative decoding, arXiv 2211.17192 (equation 1);
 Saxena, Prompt lookup decoding, github.com/apoorvumang/prompt-lookup-decoding, 2023.
@@ -28,12 +30,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-LONGEST = 3  # tokens that have to occur again; fewer where three do not
+LONGEST, SHORTEST = 3, 2  # tokens that have to occur again; a single one does so often, and says little
 MOST_PROPOSED = 16  # tokens of a text in a step
 
 
 class PromptLookup:
-    """Guesses for one text that grows, by an index of its pieces of 1 to LONGEST tokens.
+    """Guesses for one text that grows, by an index of its pieces of SHORTEST to LONGEST tokens.
 
     The index reads each token once, so a call costs microseconds however long the text is.
     """
@@ -43,17 +45,17 @@ class PromptLookup:
         self._read = 0
 
     def propose(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
-        """`most` tokens that may follow a text, none where its last token is new in it.
+        """`most` tokens that may follow a text; none where it ends in what is new in it.
 
         tokens: the text, which begins with that of the call before. What is copied may run into what it copies to: a
-        text that ends in "ab ab" goes on with "ab" as often as there is room.
+        text that ends in "abab" goes on with "ab" as often as there is room.
         """
         length = len(tokens)
         for end in range(self._read + 1, length):  # what ends the text is followed by nothing yet
-            for size in range(1, min(LONGEST, end) + 1):
+            for size in range(SHORTEST, min(LONGEST, end) + 1):
                 self._followed[tuple(tokens[end - size : end])] = end
         self._read = length - 1
-        for size in range(min(LONGEST, length), 0, -1):
+        for size in range(min(LONGEST, length), SHORTEST - 1, -1):
             begin = self._followed.get(tuple(tokens[length - size :]))
             if begin is not None:
                 return tuple(tokens[begin + place % (length - begin)] for place in range(most))

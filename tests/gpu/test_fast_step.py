@@ -52,12 +52,13 @@ def test_in_16_bits_texts_begin_alike():
 
 
 def test_guesses_change_no_text():
-    """Looked up in texts of few tokens, which repeat: steps with guesses are plain, and stand between fast ones."""
+    """Looked up in texts of few tokens, which repeat: steps with guesses are plain, and fast ones follow."""
     model = model_of()
     model.logits.weight[24:] = 0
     plain = engine_of(model).texts(REQUESTS)
     engine = engine_of(model)
-    assert engine.texts(dataclasses.replace(request, speculate=5) for request in REQUESTS) == plain
+    guessed = [dataclasses.replace(request, speculate=5) for request in REQUESTS[:4]]
+    assert engine.texts([*guessed, *REQUESTS[4:]]) == plain
     assert engine.metrics.report()["accepted"] > 0 and engine.fast.replayed > 0
 
 
