@@ -202,8 +202,10 @@ class Engine:
             chosen = self._chosen(logits, asking) if asking else []
         rows = iter(chosen)
         tokens = {part.job: [next(rows) for _ in range(part.asks)] for part in asking}
-        if any(part.proposed and tokens[part.job][0] == NO_TOKEN for part in asking):
-            raise ArithmeticError("logits behind a text are no numbers, and guesses that it does not see may be why.")
+        if any(part.proposed and NO_TOKEN in tokens[part.job] for part in asking):
+            raise ArithmeticError(
+                "logits among guesses are no numbers; a guess may have reached what stands before it."
+            )
         return tokens
 
     def _runs(self, parts: list[Part]) -> list[Run]:
@@ -240,9 +242,7 @@ class Engine:
         job, right = part.job, accepted(part.proposed, chosen)
         if part.proposed:
             self.metrics.guessed(job, len(part.proposed), right)
-        for place, token in enumerate(chosen[: right + 1]):
-            if token == NO_TOKEN and place:
-                break  # the next step has this position first, and tells
+        for token in chosen[: right + 1]:
             event = self._write(job, token)
             yield event
             if event.ended is not None:

@@ -53,6 +53,15 @@ def guess(monkeypatch, texts, right=GUESSES["right"]):
     monkeypatch.setattr(PromptLookup, "propose", propose)
 
 
+def shared(engine):
+    """The tokens on all ways through the tree of prefixes."""
+    for node in engine.scheduler.allocator.tree.nodes():
+        path = []
+        while node.parent is not None:
+            path, node = [*node.tokens, *path], node.parent
+        yield path
+
+
 def steps_of(engine, request):
     engine.submit(request)
     steps = 0
@@ -117,6 +126,7 @@ def test_a_text_ends_in_the_middle_of_right_guesses(monkeypatch, by):
     events = run_all(engine, [Request(PROMPTS[0], 13, stops=stops, speculate=16)])[0]
     assert "".join(event.text for event in events) == whole and events[-1].ended == "stop"
     assert tokens_of(events) == written[: place + 1] and nothing_left(engine)
+    assert all(path == text[: len(path)] and len(path) < 3 + place + 1 for path in shared(engine))
 
 
 def test_texts_that_are_sent_back_go_on_as_they_would(monkeypatch):
@@ -140,11 +150,7 @@ def test_a_guess_that_was_wrong_is_shared_with_nobody(monkeypatch):
             numbers = [engine.submit(Request(PROMPTS[0], 13, speculate=5))]
             while engine.busy:
                 engine.step()
-                for node in engine.scheduler.allocator.tree.nodes():
-                    path = []
-                    while node.parent is not None:
-                        path, node = [*node.tokens, *path], node.parent
-                    assert path == text[: len(path)]
+                assert all(path == text[: len(path)] for path in shared(engine))
         for known in (4, 7, 10):
             prompt = [*text[:known], *wrong[known : known + 4]]
             assert texts_of(engine, [Request(prompt, 6)]) == texts_of(new_engine(), [Request(prompt, 6)])
@@ -266,8 +272,10 @@ def test_a_step_with_guesses_is_plain_and_one_without_is_fast(monkeypatch):
     engine = new_engine(kernels=True, fast=True, capture=by_calling)
     asked, plainly = [], engine.fast.plainly
     monkeypatch.setattr(engine.fast, "plainly", lambda *given: asked.append(len(given[2])) or plainly(*given))
+    launched, launch = [], engine.fast._launch
+    monkeypatch.setattr(engine.fast, "_launch", lambda *given: launched.append(given) or launch(*given))
     assert texts_of(engine, [Request(PROMPTS[0], 8, speculate=1)]) == [text[:11]]
-    assert asked == [2, 2, 2] and engine.fast.replayed == 2
+    assert asked == [2, 2, 2] and len(launched) == engine.fast.replayed == 2, "and none is begun that may not come"
 
 
 def test_the_small_model_takes_fewer_steps_where_its_text_repeats():
