@@ -1,6 +1,6 @@
 """A decoder's weights as few matrices as there are products, and a step over them in few launches.
 
-    weights = PackedDecoder(model, keys, values, rows=64, places=8192)
+    weights = PackedDecoder(model, keys, values, places=8192)
     hidden = weights.hidden(tokens, positions, slots, attend)       # [tokens, width]: any tokens of any sequences
     logits = weights.logits(hidden)
 
@@ -53,14 +53,13 @@ class PackedDecoder:
     Args:
         model: its matrices for Q, K and V become views of one, and so do gate and up; no memory is taken for copies.
         keys, values: [layers, pages, key_heads, page_size, head_dim], the cache's pools.
-        rows: most tokens of a step whose products are the course's own.
         places: most tokens of a sequence.
 
     Attributes:
         early: whether each kernel starts while the one before runs.
     """
 
-    def __init__(self, model: Decoder, keys: torch.Tensor, values: torch.Tensor, rows: int, places: int):
+    def __init__(self, model: Decoder, keys: torch.Tensor, values: torch.Tensor, places: int):
         config = model.config
         self.config, self.keys, self.values, self.norm = config, keys, values, model.norm
         self.early = dependent_launches(model.device)
@@ -72,7 +71,7 @@ class PackedDecoder:
         matrices = [self.head] + [
             matrix for layer in self.layers for matrix in layer if isinstance(matrix, torch.Tensor)
         ]
-        self._workspace = few_rows_workspace(min(rows, MOST_ROWS), matrices)
+        self._workspace = few_rows_workspace(MOST_ROWS, matrices)  # a prompt's step may have more rows than texts run
 
     def hidden(
         self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, attend: Callable

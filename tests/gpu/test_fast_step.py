@@ -51,6 +51,15 @@ def test_in_16_bits_texts_begin_alike():
     assert sum(ours[:5] == theirs[:5] for ours, theirs in zip(fast, plain)) >= 6 and engine.fast.replayed > 60
 
 
+@pytest.mark.parametrize("tokens", [20, 300], ids=["more rows than texts", "several pieces"])
+def test_a_prompt_runs_while_nobody_writes(tokens):
+    """The room for products was that of 8 rows, and a piece that asks for no logits made a product of none."""
+    engine = engine_of(model_of(torch.bfloat16, width=512, hidden=1024), budget=64)
+    number = engine.submit(Request(list(range(tokens // 2)) * 2, 3))
+    events = [event for _ in range(40) for event in engine.step()]
+    assert [event.number for event in events] == [number] * 3 and events[-1].ended == "length"
+
+
 def test_guesses_change_no_text():
     """Looked up in texts of few tokens, which repeat: steps with guesses are plain, and fast ones follow."""
     model = model_of()
