@@ -7,8 +7,9 @@ step writes all choices up to the first that differs from its guess, that one in
 
 **It is the same text.** A choice hangs on the logits, the request's seed and the position alone, for greedy requests
 and for drawn ones (`course_lib.kernels.sampling.noise`). A guess changes how many choices a step makes, and none of
-them. Leviathan et al. accept with a probability, because their noise is another one in each run; here comparing is
-enough. As between batches of other sizes, logits may differ by a rounding.
+them. It is also the rule of Leviathan et al.: they accept a guess x that was drawn from q with the chance
+min(1, p(x) / q(x)). A guess that is not drawn has q(x) = 1, and p(x) is the chance that x is chosen. As between batches
+of other sizes, logits may differ by a rounding.
 
 **When it pays.** If each guess is right with the chance a, a step writes (1 - a^(k+1)) / (1 - a) tokens on average:
 3.4 for k = 4 and a = 0.8, but 1.2 for a = 0.2. A step of k + 1 rows costs about what one row costs as long as reading
