@@ -14,6 +14,8 @@ from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
+from course_lib.serving.proposals import MOST_PROPOSED
+
 PASSED, NOT_PASSED, COULD_NOT_RUN, INTERRUPTED = 0, 1, 2, 130
 NO_FAULT = ("passed", "not_attempted", "unsupported")
 
@@ -151,7 +153,7 @@ def site(arguments: argparse.Namespace) -> int:
 
 
 def chat(arguments: argparse.Namespace) -> int:
-    options = {name: getattr(arguments, name) for name in ("kernels", "new_tokens", "temperature", "seed")}
+    options = {name: getattr(arguments, name) for name in ("kernels", "new_tokens", "temperature", "seed", "speculate")}
     try:
         import_module("course_lib.serving.terminal").chat(arguments.model, arguments.question, **options)
     except ValueError as error:
@@ -160,7 +162,7 @@ def chat(arguments: argparse.Namespace) -> int:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    options = {name: getattr(arguments, name) for name in ("host", "port", "pages", "kernels")}
+    options = {name: getattr(arguments, name) for name in ("host", "port", "pages", "kernels", "speculate")}
     try:
         import_module("course_lib.serving.server.command").serve(arguments.model, **options)
     except ValueError as error:
@@ -211,6 +213,11 @@ def model_options(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--kernels", action=argparse.BooleanOptionalAction,
         help="the course's kernels, or PyTorch's operations (kernels on a GPU; interpreted, a token takes seconds)",
+    )  # fmt: skip
+    made.add_argument(
+        "--speculate", type=int, choices=range(MOST_PROPOSED + 1), default=0, metavar="N",
+        help=f"guess up to N tokens a step, 0 to {MOST_PROPOSED}, from the text so far; the answer is the same without "
+        "(%(default)s)",
     )  # fmt: skip
 
 

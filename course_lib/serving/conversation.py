@@ -57,19 +57,22 @@ class Conversation:
         self.messages = [] if system is None else [{"role": "system", "content": system}]
         self.times: Times | None = None
 
-    def say(self, text: str, *, new_tokens: int = 256, sampling: Sampling = GREEDY) -> Generator[str, None, None]:
+    def say(
+        self, text: str, *, new_tokens: int = 256, sampling: Sampling = GREEDY, speculate: int = 0
+    ) -> Generator[str, None, None]:
         """The model's answer to `text`, in pieces as they are known.
 
         Args:
             text: the user's next message.
             new_tokens: at most so many; an answer that reaches them ends in the middle.
-            sampling: how they are chosen.
+            sampling, speculate: how they are chosen, as `Request` takes it.
 
         An answer that is not taken to its end is kept as far as it was taken. Raises what `Engine.submit` raises, with
         nothing added to the conversation, and a RuntimeError where the model failed.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
-        number = self.engine.submit(Request(self.engine.tokenizer.conversation(asked).tolist(), new_tokens, sampling))
+        prompt = self.engine.tokenizer.conversation(asked).tolist()
+        number = self.engine.submit(Request(prompt, new_tokens, sampling, speculate=speculate))
         self.messages, self.times = asked, self.engine.metrics.times[number]
         return self._answer(number)
 

@@ -10,14 +10,15 @@ A step runs the tokens that the scheduler chose, one for each text that is being
 them, and chooses the next token of each text that has run to its end. Prompts that begin alike are computed once. An
 error of one request ends that request: where a step fails, its parts run again one by one. On a GPU all steps run over
 packed weights, and one in which everybody writes is one of `FastSteps`: captured, and on its way before the tokens of
-the one before it are read.
+the one before it are read. A request may have its next tokens guessed, and several of them chosen in one step
+(`course_lib.serving.proposals`); its text is the same.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +34,8 @@ from course_lib.serving.caches.ragged import RaggedPages, Run
 from course_lib.serving.fast_step import OPTIONS, FastSteps, batch_sizes
 from course_lib.serving.memory.prefix_allocator import PrefixAllocator
 from course_lib.serving.metrics import Metrics
-from course_lib.serving.requests import Job, Request, Sampling
+from course_lib.serving.proposals import accepted
+from course_lib.serving.requests import Job, Request
 from course_lib.serving.scheduler import Part, Scheduler
 from course_lib.serving.text_stream import TextStream
 
@@ -46,7 +48,7 @@ class QueueFull(RuntimeError):
 
 @dataclass(frozen=True)
 class Event:
-    """What a step did for a request.
+    """What a step did for a request; one for each token, where it wrote several.
 
     Attributes:
         number: of the request, as `submit` gave it.
@@ -161,7 +163,9 @@ class Engine:
             chosen, failed = self._run(parts)
             self.scheduler.ran([part for part in parts if part.job not in failed])
             events += [self._end(job, "error", error) for job, error in failed.items()]
-            events += [self._next(job, token) for job, token in chosen.items()]
+            for part in parts:
+                if part.job in chosen:
+                    events += self._next(part, chosen[part.job])
         return events
 
     def texts(self, requests: Iterable[Request]) -> list[str]:
@@ -172,39 +176,47 @@ class Engine:
                 texts[event.number] += event.text
         return list(texts.values())
 
-    def _run(self, parts: list[Part]) -> tuple[dict[Job, int], dict[Job, str]]:
-        """The next token of each job that asks for one, in the order of the parts; and whose part failed."""
+    def _run(self, parts: list[Part]) -> tuple[dict[Job, list[int]], dict[Job, str]]:
+        """What is chosen behind each part that asks, a token for each position; and whose part failed."""
         try:
             return self._tokens(parts), {}
         except Exception as error:  # whatever a model, a kernel or the memory raises ends requests, not the engine
-            if len(parts) == 1:
+            if len(parts) == 1 and not parts[0].proposed:
                 return {}, {parts[0].job: f"{type(error).__name__}: {error}"}
-        results = [self._run([part]) for part in parts]
+        results = [self._run([replace(part, proposed=())]) for part in parts]  # nobody fails by a guess
         chosen, failed = ({job: what for some in kind for job, what in some.items()} for kind in zip(*results))
         return chosen, failed
 
-    def _tokens(self, parts: list[Part]) -> dict[Job, int]:
-        """The next token of each job that asks, NO_TOKEN where its logits are no numbers."""
+    def _tokens(self, parts: list[Part]) -> dict[Job, list[int]]:
+        """What is chosen behind each part that asks, NO_TOKEN where logits are no numbers."""
         runs = self._runs(parts)
-        asking = [part.job for part in parts if part.asks]
-        samplings = [job.request.sampling for job in asking]
+        asking = [part for part in parts if part.asks]
         if self.fast is not None and len(asking) == len(parts) and self.fast.takes(runs):
             ahead = self.scheduler.ahead(parts)
-            return dict(zip(asking, self.fast(
-                runs, [job.tokens[-1] for job in asking], samplings, None if ahead is None else self._runs(ahead)
-            )))  # fmt: skip
-        logits = self._logits(parts, runs)
-        return dict(zip(asking, self._chosen(logits, asking, samplings))) if asking else {}
+            chosen = self.fast(
+                runs, [part.job.tokens[-1] for part in parts], [part.job.request.sampling for part in parts],
+                None if ahead is None else self._runs(ahead),
+            )  # fmt: skip
+        else:
+            logits = self._logits(parts, runs)
+            chosen = self._chosen(logits, asking) if asking else []
+        rows = iter(chosen)
+        tokens = {part.job: [next(rows) for _ in range(part.asks)] for part in asking}
+        if any(part.proposed and NO_TOKEN in tokens[part.job] for part in asking):
+            raise ArithmeticError(
+                "logits among guesses are no numbers; a guess may have reached what stands before it."
+            )
+        return tokens
 
     def _runs(self, parts: list[Part]) -> list[Run]:
-        return [Run(part.begin, part.count, self.scheduler.allocator.table(part.job.number)) for part in parts]
+        return [Run(part.begin, part.length, self.scheduler.allocator.table(part.job.number)) for part in parts]
 
     def _logits(self, parts: list[Part], runs: list[Run]) -> torch.Tensor:
-        """Logits [those that ask, vocabulary], in the order of the parts."""
+        """Logits [tokens behind which parts ask, vocabulary], in the order of the parts."""
         self.cache.take(runs)
-        tokens = [token for part in parts for token in part.job.tokens[part.begin : part.begin + part.count]]
-        ends = torch.tensor([part.count for part in parts]).cumsum(0) - 1
-        wanted = ends[torch.tensor([part.asks for part in parts])].to(self.model.device)
+        tokens = [token for part in parts for token in part.tokens]
+        asks = [place >= part.length - part.asks for part in parts for place in range(part.length)]
+        wanted = torch.tensor(asks).nonzero()[:, 0].to(self.model.device)
         if self.fast is not None:
             return self.fast.plainly(torch.tensor(tokens, device=self.model.device), self.cache, wanted)
         with torch.inference_mode():
@@ -212,22 +224,38 @@ class Engine:
             head = self.model.embedding if self.model.logits is None else self.model.logits
             return F.linear(hidden, head.weight)
 
-    def _chosen(self, logits: torch.Tensor, jobs: list[Job], samplings: list[Sampling]) -> list[int]:
+    def _chosen(self, logits: torch.Tensor, parts: list[Part]) -> list[int]:
+        """A token for each row: of each part the position behind its text, and those behind its guesses."""
+        samplings = [part.job.request.sampling for part in parts for _ in range(part.asks)]
+        places = [len(part.job.tokens) + guess for part in parts for guess in range(part.asks)]
         columns = {
             name: torch.tensor([getattr(one, name) for one in samplings], dtype=dtype, device=logits.device)
             for name, dtype in OPTIONS.items()
         }
         seeds = torch.tensor([one.seed for one in samplings], dtype=torch.int64, device=logits.device)
-        positions = torch.tensor([len(job.tokens) for job in jobs], dtype=torch.int64, device=logits.device)
+        positions = torch.tensor(places, dtype=torch.int64, device=logits.device)
         choose = sample if self.kernels else sample_reference
         return choose(logits, **columns, seeds=seeds, positions=positions).tolist()
 
-    def _next(self, job: Job, token: int) -> Event:
+    def _next(self, part: Part, chosen: list[int]) -> Iterator[Event]:
+        """Take what was chosen behind a part into its job's text, as far as the guesses before it were right."""
+        job, right = part.job, accepted(part.proposed, chosen)
+        if part.proposed:
+            self.metrics.guessed(job, len(part.proposed), right)
+        for token in chosen[: right + 1]:
+            event = self._write(job, token)
+            yield event
+            if event.ended is not None:
+                return
+        if part.proposed:
+            self.scheduler.settle(job)
+
+    def _write(self, job: Job, token: int) -> Event:
         """Take a chosen token into a job's text."""
         if token == NO_TOKEN:
             return self._end(job, "error", "the model's logits hold NaN or infinity: no token can be chosen.")
         stream = self._streams[job.number]
-        job.tokens.append(token)
+        job.write(token)
         self.metrics.wrote(job)
         if token in self.tokenizer.stops:
             return self._end(job, "stop", token=token)

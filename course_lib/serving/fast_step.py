@@ -74,7 +74,7 @@ class FastSteps:
         self._newest: list[int] = []  # of the step before it, and where they lie
         self._chosen = torch.zeros(0, dtype=torch.int64, device=model.device)
         self.batches, self.columns = sorted(set(batches)), sorted(set(columns))
-        self._weights = PackedDecoder(model, *cache.memory, self.batches[-1], longest * cache.page_size)
+        self._weights = PackedDecoder(model, *cache.memory, longest * cache.page_size)
         self._memory = KeptMemory(model, cache)
         self._make = functools.partial(FastStep, self._weights, cache.page_size, capture)
         self._steps: dict[tuple[int, int], FastStep] = {}

@@ -17,7 +17,10 @@ MOST_KEPT = 10_000  # requests, the newest: a server runs for months
 
 @dataclasses.dataclass
 class Times:
-    """Of one request, in seconds of the clock: when it came, when its first and its newest token were known."""
+    """Of one request, in seconds of the clock: when it came, when its first and its newest token were known.
+
+    proposed, accepted: tokens that were guessed, and those of them that were right.
+    """
 
     came: float
     deadline: float
@@ -26,6 +29,8 @@ class Times:
     tokens: int = 0
     ended: str | None = None
     preempted: int = 0
+    proposed: int = 0
+    accepted: int = 0
 
     @property
     def to_first(self) -> float | None:
@@ -41,7 +46,8 @@ class Times:
         if self.to_first is None:
             return "no tokens"
         after = "" if self.per_token is None else f", then {1 / self.per_token:.1f} a second"
-        return f"{self.tokens} tokens, the first after {self.to_first:.2f} s{after}"
+        guesses = f"; {self.accepted} of {self.proposed} guesses were right" if self.proposed else ""
+        return f"{self.tokens} tokens, the first after {self.to_first:.2f} s{after}{guesses}"
 
     @property
     def in_time(self) -> bool:
@@ -72,6 +78,11 @@ class Metrics:
         times.first = now if times.first is None else times.first
         times.newest, times.tokens = now, times.tokens + 1
 
+    def guessed(self, job: Job, proposed: int, accepted: int) -> None:
+        """A step checked guesses of it."""
+        self.times[job.number].proposed += proposed
+        self.times[job.number].accepted += accepted
+
     def ended(self, job: Job, how: str) -> None:
         """It is over."""
         self.times[job.number].ended, self.times[job.number].preempted = how, job.preempted
@@ -81,8 +92,8 @@ class Metrics:
     def report(self) -> dict[str, float]:
         """Over all requests that have ended and are here; seconds, and rates over the time that they took together.
 
-        Keys: "requests", "tokens", "seconds", "tokens a second", "goodput", "preempted", and "to first p50", "to first
-        p99", "per token p50", "per token p99", NaN where there are none.
+        Keys: "requests", "tokens", "seconds", "tokens a second", "goodput", "preempted", "proposed", "accepted", and
+        "to first p50", "to first p99", "per token p50", "per token p99", NaN where there are none.
         """
         over = [times for times in list(self.times.values()) if times.ended is not None]
         seconds = max((t.newest for t in over), default=0.0) - min((t.came for t in over), default=0.0)
@@ -93,7 +104,7 @@ class Metrics:
             "seconds": seconds,
             "tokens a second": rate * sum(times.tokens for times in over),
             "goodput": rate * sum(times.in_time for times in over),
-            "preempted": float(sum(times.preempted for times in over)),
+            **{name: float(sum(getattr(t, name) for t in over)) for name in ("preempted", "proposed", "accepted")},
         }
         for name, taken in (("to first", [t.to_first for t in over]), ("per token", [t.per_token for t in over])):
             known = sorted(seconds for seconds in taken if seconds is not None)

@@ -1,6 +1,6 @@
 """A decoder's weights as few matrices as there are products, and a step over them in few launches.
 
-    weights = PackedDecoder(model, keys, values, rows=64, places=8192)
+    weights = PackedDecoder(model, keys, values, places=8192)
     logits = weights.logits(tokens, positions, slots, attend)       # [tokens, vocabulary]: any tokens of any sequences
 
     of a layer                                                          launches
@@ -51,14 +51,13 @@ class PackedDecoder:
     Args:
         model: its matrices for Q, K and V become views of one, and so do gate and up; no memory is taken for copies.
         keys, values: [layers, pages, key_heads, page_size, head_dim], the cache's pools.
-        rows: most tokens of a step whose products are the course's own.
         places: most tokens of a sequence.
 
     Attributes:
         early: whether each kernel starts while the one before runs.
     """
 
-    def __init__(self, model: Decoder, keys: torch.Tensor, values: torch.Tensor, rows: int, places: int):
+    def __init__(self, model: Decoder, keys: torch.Tensor, values: torch.Tensor, places: int):
         config = model.config
         self.config, self.keys, self.values, self.norm = config, keys, values, model.norm
         self.early = dependent_launches(model.device)
@@ -70,7 +69,7 @@ class PackedDecoder:
         matrices = [self.head] + [
             matrix for layer in self.layers for matrix in layer if isinstance(matrix, torch.Tensor)
         ]
-        self._workspace = few_rows_workspace(min(rows, MOST_ROWS), matrices)
+        self._workspace = few_rows_workspace(MOST_ROWS, matrices)  # a prompt's step may have more rows than texts run
 
     def logits(
         self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, attend: Callable,
@@ -95,8 +94,6 @@ class PackedDecoder:
             normalised, x = self._before_norm(attended, layer.output, x, layer.feed_norm)
             normalised, x = self._before_norm(self._product(normalised, layer.feed, gated=True), layer.down, x, norm)
         if wanted is not None:
-            if not len(wanted):
-                return x.new_empty(0, len(self.head))
             some = isinstance(normalised, Unscaled)
             normalised = Unscaled(*(part[wanted] for part in normalised)) if some else normalised[wanted]
         return self._product(normalised, self.head)

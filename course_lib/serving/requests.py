@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from course_lib.serving.proposals import MOST_PROPOSED, PromptLookup
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -54,6 +56,7 @@ class Request:
         stops: words that end the text, and are not part of it.
         priority: who has a smaller number goes first; who came earlier, of equals.
         deadline: seconds that it may take, for the count of those that were in time.
+        speculate: tokens that a step may guess and check; the text is the same (`course_lib.serving.proposals`).
     """
 
     prompt: Sequence[int]
@@ -62,6 +65,7 @@ class Request:
     stops: tuple[str, ...] = ()
     priority: int = 0
     deadline: float = math.inf
+    speculate: int = 0
 
     def __post_init__(self):
         if not len(self.prompt):
@@ -70,6 +74,8 @@ class Request:
             raise ValueError(f"new_tokens is {self.new_tokens!r}; it must be a whole number of at least 0.")
         if isinstance(self.stops, str) or not all(isinstance(stop, str) and stop for stop in self.stops):
             raise ValueError(f"stops is {self.stops!r}; it must be some words, none of them empty.")
+        if type(self.speculate) is not int or not 0 <= self.speculate <= MOST_PROPOSED:
+            raise ValueError(f"speculate is {self.speculate!r}; it must be a whole number from 0 to {MOST_PROPOSED}.")
 
 
 @dataclass(eq=False)
@@ -82,6 +88,7 @@ class Job:
         tokens: the prompt, and what is written so far.
         computed: how many of them have their keys and values in the cache.
         preempted: how often its memory was taken away.
+        lookup: what guesses its next tokens.
     """
 
     number: int
@@ -89,6 +96,7 @@ class Job:
     tokens: list[int] = field(default_factory=list)
     computed: int = 0
     preempted: int = 0
+    lookup: PromptLookup = field(default_factory=PromptLookup)
 
     def __post_init__(self):
         self.tokens = self.tokens or [int(token) for token in self.request.prompt]
@@ -107,3 +115,8 @@ class Job:
     def written(self) -> int:
         """Tokens that were chosen so far."""
         return len(self.tokens) - len(self.request.prompt)
+
+    def write(self, token: int) -> None:
+        """A token was chosen; all before it have been computed."""
+        self.tokens.append(token)
+        self.computed = len(self.tokens) - 1

@@ -7,12 +7,14 @@ what it has written, and its pages stay in the tree of prefixes as long as nobod
 
 The first in the order always goes on, and it fits alone (`Scheduler.add` refuses what does not), so all end some day.
 
+Guesses (`course_lib.serving.proposals`) come last: they get what budget and memory the others have left.
+
 Sources: Yu et al., Orca, OSDI 2022 (continuous batching); Agrawal et al., Sarathi-Serve, arXiv 2403.02310 (chunks).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from course_lib.serving.memory.errors import OutOfBlocks
 from course_lib.serving.memory.prefix_allocator import PrefixAllocator
@@ -21,16 +23,27 @@ from course_lib.serving.requests import Job
 
 @dataclass(frozen=True)
 class Part:
-    """`count` tokens of a job, from `begin` on, the first that is not computed."""
+    """`count` tokens of a job, from `begin` on, the first that is not computed; and guesses behind them."""
 
     job: Job
     begin: int
     count: int
+    proposed: tuple[int, ...] = ()
 
     @property
-    def asks(self) -> bool:
-        """Whether the next token is chosen after this part."""
-        return self.begin + self.count == len(self.job.tokens)
+    def length(self) -> int:
+        """Tokens that run."""
+        return self.count + len(self.proposed)
+
+    @property
+    def tokens(self) -> list[int]:
+        """What runs."""
+        return [*self.job.tokens[self.begin : self.begin + self.count], *self.proposed]
+
+    @property
+    def asks(self) -> int:
+        """After how many of its tokens, the last ones, the next is chosen; 0 of a piece that does not end a text."""
+        return 1 + len(self.proposed) if self.begin + self.count == len(self.job.tokens) else 0
 
 
 class Scheduler:
@@ -73,7 +86,7 @@ class Scheduler:
         return bool(self.waiting) and len(self.running) < self.most_running and self._fits(self.waiting[0])
 
     def plan(self) -> list[Part]:
-        """The parts of the next step, decodes first; room is taken for all of them. Empty when there is nothing to do.
+        """The parts of the next step, single tokens first; room is taken for all. Empty when there is nothing to do.
 
         Call `ran` with it once they have run.
         """
@@ -87,15 +100,17 @@ class Scheduler:
             job.computed = self.allocator.add(job.number, job.tokens)
             self.running = sorted([*self.running, job], key=lambda one: one.place)
             left -= self._take(job, min(job.left, left), parts)
-        return parts
+        self._propose(parts, left)
+        return sorted(parts, key=lambda part: part.length > 1)
 
     def ahead(self, parts: list[Part]) -> list[Part] | None:
         """The step after this one if every text of it goes on; None if one ends by its length, or somebody joins.
 
+        None too if a text is speculated on: what is guessed of it hangs on tokens that are not known yet.
         There is room for it, and nothing else has changed: it may be computed, and forgotten.
         """
         jobs = [part.job for part in parts]
-        if self.joins or len(jobs) < len(self.running):
+        if self.joins or len(jobs) < len(self.running) or any(job.request.speculate for job in jobs):
             return None
         if any(job.written + 1 >= job.request.new_tokens or not self.allocator.reserve(job.number) for job in jobs):
             return None
@@ -108,6 +123,10 @@ class Scheduler:
             job.computed = part.begin + part.count
             if part.asks and part.count > 1:
                 self.allocator.share(job.number, job.tokens[: job.computed])
+
+    def settle(self, job: Job) -> None:
+        """The guesses of a step were checked: the room of those that were wrong is free again."""
+        self.allocator.shorten(job.number, job.computed)
 
     def end(self, job: Job) -> None:
         """A job is done, or given up: its memory is free, and what it has computed is kept while there is room."""
@@ -133,6 +152,20 @@ class Scheduler:
                     return 0
         parts.append(Part(job, job.computed, count))
         return count
+
+    def _propose(self, parts: list[Part], left: int) -> None:
+        """Add guesses to the parts that ask: as many as were asked for, as the text may have, and as there is room for.
+
+        Nobody is sent back for a guess.
+        """
+        for place, part in enumerate(parts):
+            job, request = part.job, part.job.request
+            most = min(request.speculate, request.new_tokens - job.written - 1, left, self.allocator.room(job.number))
+            proposed = job.lookup.propose(job.tokens, most) if part.asks and most > 0 else ()
+            if proposed:
+                self.allocator.append(job.number, len(proposed))
+                parts[place] = replace(part, proposed=proposed)
+                left -= len(proposed)
 
     def _leave(self, job: Job) -> None:
         self.running.remove(job)

@@ -12,7 +12,14 @@ from course_lib.serving.requests import Sampling
 
 
 def chat(
-    source: str | Path, question: str | None, *, kernels: bool | None, new_tokens: int, temperature: float, seed: int
+    source: str | Path,
+    question: str | None,
+    *,
+    kernels: bool | None,
+    new_tokens: int,
+    temperature: float,
+    seed: int,
+    speculate: int,
 ) -> None:
     """Answer one question, or one line after another until the input ends.
 
@@ -20,12 +27,12 @@ def chat(
         source: as `load` takes it.
         question: what to answer; None reads lines.
         kernels: as `Engine` takes it.
-        new_tokens, temperature, seed: as `Conversation.say` and `Sampling` take them.
+        new_tokens, temperature, seed, speculate: as `Conversation.say` and `Sampling` take them.
 
     Errors are those of `load`; a message that does not fit is told, and the conversation goes on without it.
     """
     talk = Conversation(new_engine(*load(source), kernels=kernels))
-    options = {"new_tokens": new_tokens, "sampling": Sampling(temperature, seed=seed)}
+    options = {"new_tokens": new_tokens, "sampling": Sampling(temperature, seed=seed), "speculate": speculate}
     if question is not None:
         _answer(talk, question, options)
     else:

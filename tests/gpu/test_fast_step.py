@@ -51,6 +51,26 @@ def test_in_16_bits_texts_begin_alike():
     assert sum(ours[:5] == theirs[:5] for ours, theirs in zip(fast, plain)) >= 6 and engine.fast.replayed > 60
 
 
+@pytest.mark.parametrize("tokens", [20, 300], ids=["more rows than texts", "several pieces"])
+def test_a_prompt_runs_while_nobody_writes(tokens):
+    """The room for products was that of 8 rows, and a piece that asks for no logits made a product of none."""
+    engine = engine_of(model_of(torch.bfloat16, width=512, hidden=1024), budget=64)
+    number = engine.submit(Request(list(range(tokens // 2)) * 2, 3))
+    events = [event for _ in range(40) for event in engine.step()]
+    assert [event.number for event in events] == [number] * 3 and events[-1].ended == "length"
+
+
+def test_guesses_change_no_text():
+    """Looked up in texts of few tokens, which repeat: steps with guesses are plain, and fast ones follow."""
+    model = model_of()
+    model.logits.weight[24:] = 0
+    plain = engine_of(model).texts(REQUESTS)
+    engine = engine_of(model)
+    guessed = [dataclasses.replace(request, speculate=5) for request in REQUESTS[:4]]
+    assert engine.texts([*guessed, *REQUESTS[4:]]) == plain
+    assert engine.metrics.report()["accepted"] > 0 and engine.fast.replayed > 0
+
+
 def test_fast_steps_are_at_least_three_times_as_fast():
     model, taken = model_of(torch.bfloat16), {}
     for fast in (False, True):

@@ -12,6 +12,7 @@ from course_lib.serving import packed
 from course_lib.serving.engine import Engine, QueueFull
 from course_lib.serving.fast_step import FastStep
 from course_lib.serving.generation import generate
+from course_lib.serving.proposals import PromptLookup
 from course_lib.serving.requests import Request, Sampling
 from tests.serving.talkers import byte_tokenizer, random_model
 from tests.serving.test_captured import by_calling
@@ -70,23 +71,35 @@ def test_texts_are_those_that_each_request_gets_alone():
     fast=st.booleans(),
 )  # fmt: skip
 def test_random_traffic_changes_no_text_and_loses_no_page(seed, pages, page_size, budget, fast):
-    """Prompts that share beginnings, priorities, a memory that is too small, and some that give up on the way."""
+    """Prompts that share beginnings, priorities, guesses, a memory that is too small, and some that give up."""
     with pytest.MonkeyPatch.context() as patch:
         in_pytorch(patch)  # the interpreter would take minutes
         patch.setattr(packed, "rope_append_to_pages", lambda *given, **_: rope_append_to_pages_reference(*given[:7]))
         options = {"pages": pages, "page_size": page_size, "budget": budget, "most_running": 4}
-        pass_traffic(new_engine(fast=fast, capture=by_calling, **options), random.Random(seed))
+        pass_traffic(new_engine(fast=fast, capture=by_calling, **options), random.Random(seed), patch)
 
 
-def pass_traffic(engine, draw):
+def pass_traffic(engine, draw, patch):
     pages, page_size = engine.scheduler.allocator.pages, engine.scheduler.allocator.page_size
     beginnings = [[draw.randrange(256) for _ in range(9)] for _ in range(2)]
-    todo = []
+    todo, texts = [], []
+    looked_up = PromptLookup.propose
+
+    def propose(lookup, tokens, most):
+        """As many right ones as are drawn, and then what was looked up."""
+        text = next((text for text in texts if text[: len(tokens)] == tokens), tokens)
+        known = text[len(tokens) :][: draw.randrange(most + 1)]
+        return (*known, *looked_up(lookup, tokens, most))[:most]
+
+    patch.setattr(PromptLookup, "propose", propose)
     for _ in range(8):
         prompt = draw.choice(beginnings)[: draw.randrange(1, 10)] + [draw.randrange(256)] * draw.randrange(3)
-        request = Request(prompt, draw.randrange(1, 9), priority=draw.randrange(3))
+        request = Request(
+            prompt, draw.randrange(1, 9), priority=draw.randrange(3), speculate=draw.choice((0, 0, 1, 3, 16))
+        )
         if len(prompt) + request.new_tokens <= pages * page_size:
             todo.append(request)
+            texts.append([*prompt, *alone(request)])
     requests, events, given_up = {}, {}, set()
     for _ in range(2000):
         if todo and draw.random() < 0.4:
@@ -186,6 +199,20 @@ def test_a_long_prompt_does_not_hold_up_those_who_write():
     engine.submit(Request([4] * 60, 1))
     for _ in range(8):
         assert [event.number for event in engine.step()] == [writing]
+
+
+def test_a_prompt_s_last_token_alone_runs_in_the_step_of_the_others():
+    """A piece of one token behind a longer one was refused by the cache, and each part ran in a step of its own."""
+    engine, ran = new_engine(budget=8), []
+    hidden = engine.model.hidden
+    for tokens in (7, 9):
+        engine.submit(Request([tokens] * tokens, 1))
+    try:
+        engine.model.hidden = lambda tokens, cache: ran.append(tokens.shape[1]) or hidden(tokens, cache)
+        run(engine)
+    finally:
+        del engine.model.hidden
+    assert ran == [8, 8]
 
 
 def test_a_beginning_that_was_seen_is_not_computed_again():

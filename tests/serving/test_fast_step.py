@@ -13,12 +13,13 @@ from course_lib.hardware.graphs import captured_on_cpu
 from course_lib.kernels.fused.add_rms_norm import add_rms_norm_reference
 from course_lib.kernels.fused.rope_parts import turned_halves
 from course_lib.kernels.fused.swiglu import swiglu_reference
-from course_lib.kernels.products import dispatch
+from course_lib.kernels.products import dispatch, workspace
+from course_lib.kernels.products.tiles import MOST_ROWS, few_rows_tiles
 from course_lib.kernels.sampling.reference import sample_reference
 from course_lib.serving import fast_step, packed
 from course_lib.serving.caches.ragged import RaggedPages, Run
 from course_lib.serving.fast_step import FastStep, FastSteps, batch_sizes, column_sizes
-from course_lib.serving.packed import joined
+from course_lib.serving.packed import PackedDecoder, joined
 from course_lib.serving.requests import Sampling
 from tests.serving.talkers import CONFIG, random_model
 from tests.serving.test_captured import by_calling
@@ -244,6 +245,19 @@ def parts(model):
     return attention.query, attention.key, attention.value
 
 
+def test_a_plain_step_of_more_rows_than_texts_run_finds_room_for_its_products(monkeypatch):
+    """As the tiles of an H100 need it: a prompt of 20 tokens was refused in an engine for 8 texts at a time."""
+    monkeypatch.setattr(workspace, "architecture_of", lambda _: 90)
+    monkeypatch.setattr(workspace, "multiprocessor_count", lambda _: 132)
+    model = model_of(dataclasses.replace(CONFIG, width=512, hidden=1024))
+    weights = PackedDecoder(model, *RaggedPages(model.config, PAGES, PAGE_SIZE, kernels=True).memory, 256)
+    matrices = [weights.head, *(one for one in weights.layers[0] if isinstance(one, torch.Tensor))]
+    for rows in range(1, MOST_ROWS + 1):
+        for outer, inner in (matrix.shape for matrix in matrices):
+            needed = workspace.sizes_of(rows, outer, few_rows_tiles(rows, outer, inner, torch.float32, 90, 132))
+            workspace.check_workspace(weights._workspace, needed, torch.device("cpu"))
+
+
 def test_memory_that_moved_is_refused():
     model = model_of()
     ours = Texts(model, PROMPTS)
@@ -269,6 +283,7 @@ def test_sizes_of_graphs_reach_the_largest_step():
 @pytest.mark.parametrize(
     "rows, dtype, arch, ours",
     [
+        (0, torch.bfloat16, 90, False),  # the logits of a step that is a piece of one prompt
         (1, torch.bfloat16, 90, True),
         (64, torch.bfloat16, 90, True),
         (65, torch.bfloat16, 90, False),

@@ -106,6 +106,14 @@ def test_a_client_that_goes_away_leaves_nothing_behind(address, engine):
     assert [times.ended for times in engine.metrics.times.values()] == ["cancelled"]
 
 
+def test_a_server_may_guess_and_says_the_same():
+    engine = new_engine()
+    with TestClient(make_app(engine, "small", speculate=4)) as client:
+        answer = client.post(CHAT, json={"messages": HELLO, "temperature": 0, "max_tokens": 8}).json()
+        assert answer["choices"][0]["message"]["content"] == expected() and answer["usage"]["completion_tokens"] == 8
+        assert client.get("/metrics").json()["proposed"] > 0
+
+
 @pytest.mark.parametrize(
     "body, status, told",
     [

@@ -25,7 +25,7 @@ def by_few_rows(rows: int, dtype: torch.dtype, arch: int | None) -> bool:
     """Whether the course's kernel is taken for x [rows, inner]; arch: 90, ...; None in the interpreter."""
     if arch is not None and (arch < FIRST_WITH_FAST_PRODUCTS or dtype == torch.float32):
         return False
-    return rows <= MOST_ROWS
+    return 1 <= rows <= MOST_ROWS
 
 
 def product(

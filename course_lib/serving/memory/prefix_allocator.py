@@ -87,6 +87,23 @@ class PrefixAllocator:
             held.pages.append(self._free.pop())
         return True
 
+    def room(self, sequence: Hashable) -> int:
+        """Tokens that `append` would have room for."""
+        held = self._state(sequence)
+        return (len(held.pages) + self.free_pages()) * self.page_size - held.length
+
+    def shorten(self, sequence: Hashable, length: int) -> None:
+        """Take back the room behind `length` tokens, and the pages that hold none of them."""
+        held = self._state(sequence)
+        if not held.shared * self.page_size <= length <= held.length:
+            raise ValueError(
+                f"length is {length}; sequence {sequence!r} has {held.length} tokens, and the first "
+                f"{held.shared * self.page_size} are shared, so it must be between these."
+            )
+        held.length, pages = length, -(-length // self.page_size)
+        self._free += reversed(held.pages[pages:])
+        del held.pages[pages:]
+
     def share(self, sequence: Hashable, tokens: Sequence[int]) -> None:
         """Let others have the whole pages of a sequence's tokens, which are computed by now.
 

@@ -36,13 +36,14 @@ class Limits:
     seconds: float = 300.0
 
 
-def make_app(engine: Engine, model: str, limits: Limits = Limits()) -> Starlette:
+def make_app(engine: Engine, model: str, limits: Limits = Limits(), speculate: int = 0) -> Starlette:
     """The application; it steps the engine in a thread of its own from its start to its end.
 
     Args:
         engine: nobody else uses it meanwhile.
         model: the name that it is served under.
         limits: of requests.
+        speculate: tokens that a step may guess of each text, as `Request` takes it.
     """
 
     @contextlib.asynccontextmanager
@@ -63,7 +64,7 @@ def make_app(engine: Engine, model: str, limits: Limits = Limits()) -> Starlette
     async def chat_completions(http: HttpRequest) -> Response:
         try:
             room = min(engine.model.config.context, engine.scheduler.allocator.pages * engine.cache.page_size)
-            chat = read_chat(await _body(http, limits.body_bytes), engine.tokenizer, model, room)
+            chat = read_chat(await _body(http, limits.body_bytes), engine.tokenizer, model, room, speculate)
             events = _in_time(http.app.state.pump.events(chat.request), limits.seconds)
             first = await anext(events)  # what the engine refuses, it refuses here
         except BadRequest as error:

@@ -43,13 +43,14 @@ class Chat:
     usage: bool
 
 
-def read_chat(body: bytes, tokenizer: Tokenizer, model: str, room: int) -> Chat:
+def read_chat(body: bytes, tokenizer: Tokenizer, model: str, room: int, speculate: int = 0) -> Chat:
     """What a body asks for.
 
     Args:
         body: as it came.
         tokenizer, model: of the engine, and the name that it is served under.
         room: tokens that a prompt and its answer may have.
+        speculate: of the request.
 
     Raises:
         BadRequest: it is no JSON, or holds what is not served here.
@@ -83,6 +84,7 @@ def read_chat(body: bytes, tokenizer: Tokenizer, model: str, room: int) -> Chat:
                 seed=_number(asked, "seed", int, secrets.randbits(62)),
             ),
             _stops(asked.get("stop")),
+            speculate=speculate,
         )
     except ValueError as error:
         raise BadRequest(str(error)) from error

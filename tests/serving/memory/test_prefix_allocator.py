@@ -63,6 +63,28 @@ def test_a_page_is_taken_ahead_where_the_next_token_needs_one_and_nobody_has_it(
     assert allocator.free_pages() == 3
 
 
+def test_a_text_that_turns_out_shorter_gives_its_pages_back():
+    allocator = PrefixAllocator(5, 2)
+    allocator.add("a", [1, 2, 3])
+    allocator.append("a", 3)
+    allocator.share("a", [1, 2, 3])
+    assert allocator.room("a") == 7
+    allocator.append("a", 7)
+    assert allocator.room("a") == 0
+    first = allocator.table("a")
+    for length, pages in ((8, 4), (7, 4), (3, 2), (3, 2), (2, 1)):
+        allocator.shorten("a", length)
+        assert allocator.table("a") == first[:pages] and allocator.length("a") == length
+        assert allocator.room("a") == 10 - length
+    allocator.append("a", 3)
+    assert len(allocator.table("a")) == 3 and allocator.reserve("a") and allocator.room("a") == 5
+    for length in (1, 6):
+        with pytest.raises(ValueError, match=f"length is {length}; sequence 'a' has 5 tokens, and the first 2 are"):
+            allocator.shorten("a", length)
+    allocator.free("a")
+    assert allocator.free_pages() == 5
+
+
 def test_wrong_calls_are_told():
     allocator = PrefixAllocator(2, 2)
     allocator.append("a", 1)
@@ -82,7 +104,7 @@ def test_wrong_calls_are_told():
 def test_random_traffic_loses_no_page_and_gives_none_twice(seed, pages, page_size):
     draw, allocator, texts = random.Random(seed), PrefixAllocator(pages, page_size), {}
     for name in range(60):
-        action = draw.choice(("add", "append", "share", "free", "free"))
+        action = draw.choice(("add", "append", "share", "shorten", "free", "free"))
         if action == "add":
             tokens = [draw.randrange(2) for _ in range(draw.randrange(1, 9))]
             cached = allocator.add(name, tokens)
@@ -99,6 +121,10 @@ def test_random_traffic_loses_no_page_and_gives_none_twice(seed, pages, page_siz
                     texts[name].append(draw.randrange(2))
                 except OutOfBlocks:
                     pass
+            elif action == "shorten":
+                least = allocator._held[name].shared * page_size
+                texts[name] = texts[name][: draw.randrange(least, len(texts[name]) + 1)]
+                allocator.shorten(name, len(texts[name]))
             elif action == "share":
                 allocator.share(name, texts[name][: draw.randrange(len(texts[name]) + 1)] or [])
             else:
