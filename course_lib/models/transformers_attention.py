@@ -49,7 +49,7 @@ class Cut(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a mask means, in arguments of the course's kernels. Queries in no cut are padding and get zeros."""
+    """What a mask means, in arguments of the course's kernels. Queries in no cut are padding; they get zeros."""
 
     cuts: tuple[Cut, ...]
     causal: bool
@@ -134,7 +134,7 @@ def plan_of(mask, present, offset: int, local_size: int | None) -> Plan | None:
     bounds = torch.stack([first, first + present.sum(1)], dim=1)  # [batch, 2], right if there is no hole
     places = torch.arange(key_length, device=mask.device)
     held = (places >= bounds[:, :1]) & (places < bounds[:, 1:])  # [batch, key_length]
-    patterns = [(True, None), (False, None)]
+    patterns: list[tuple[bool, int | None]] = [(True, None), (False, None)]
     if local_size is not None:  # transformers' causal window counts the query's own key, and its other one does not
         patterns += [(True, local_size - 1), (False, local_size)]
     for causal, window in patterns:

@@ -196,12 +196,15 @@ def test_an_encoder_sees_both_ways(name, monkeypatch):
     assert bool(seen) == (name == "course")
 
 
-@PATHS
-def test_gradients_of_a_padded_batch_are_the_models_own(name):
-    batch = padded(side="right")
+@pytest.mark.parametrize(
+    "name, side", [("course", "left"), ("course-in-pytorch", "left"), ("course-in-pytorch", "right")]
+)
+def test_gradients_of_a_padded_batch_are_the_models_own(name, side):
+    """With the loss that sdpa's zeros at padding have: the last padding before a text predicts its first token."""
+    batch = padded((5, 3), side)
     model = small().train()
     gradients = []
-    for implementation in ("eager", name):
+    for implementation in ("sdpa", name):
         model.set_attn_implementation(implementation)
         model.zero_grad()
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
@@ -209,6 +212,33 @@ def test_gradients_of_a_padded_batch_are_the_models_own(name):
         gradients.append([weight.grad.clone() for weight in model.parameters()])
     for expected, found in zip(*gradients):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("padding", [True, False])
+def test_a_compiled_model_gives_the_same(padding):
+    """A trace may not read the padding: with a mask PyTorch's attention runs, without one the course's operator."""
+    batch = padded((5, 3)) if padding else {"input_ids": padded((5, 3))["input_ids"]}
+    model = small()
+    with torch.no_grad():
+        expected = model(**batch, use_cache=False).logits
+        model.set_attn_implementation("course")
+        found = torch.compile(model, fullgraph=True, backend="eager")(**batch, use_cache=False).logits
+    at = batch["attention_mask"].bool() if padding else ...
+    torch.testing.assert_close(found[at], expected[at], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_bias_and_attention_to_an_encoder(side):
+    """T5 adds a bias to its scores, and its decoder attends to the padded texts of its encoder."""
+    torch.manual_seed(0)
+    config = transformers.T5Config(vocab_size=80, d_model=64, d_kv=16, d_ff=64, num_layers=2, num_heads=4,
+                                   decoder_start_token_id=0, pad_token_id=0)  # fmt: skip
+    options = {"max_new_tokens": 4, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    expected, found = both(model, "course-in-pytorch", lambda model: model.generate(**padded(side=side), **options))
+    assert torch.equal(found.sequences, expected.sequences)
+    largest = max(float(logits.abs().max()) for logits in expected.logits)
+    torch.testing.assert_close(torch.stack(found.logits), torch.stack(expected.logits), rtol=1e-4, atol=1e-4 * largest)
 
 
 @pytest.mark.parametrize("size, dtype", [(8, torch.float32), (16, torch.float64)], ids=["head_dim 8", "float64"])
