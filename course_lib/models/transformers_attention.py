@@ -21,6 +21,7 @@ each pair of query and key. A causal batch without padding and without a window 
 Source: transformers' documentation, "Attention backends" (AttentionInterface, AttentionMaskInterface).
 """
 
+import importlib
 import inspect
 from functools import partial
 from importlib.util import find_spec
@@ -71,13 +72,13 @@ def register_with_transformers(name: str = "course", *, kernels: bool = True) ->
     """
     if find_spec("transformers") is None:
         raise ImportError("transformers is not installed; run: pip install 'transformers>=5,<6'")
-    from transformers import AttentionInterface, __version__
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    import transformers
 
-    if "q_offset" not in inspect.signature(sdpa_mask).parameters:
-        raise ImportError(f"transformers is {__version__}; its masks are made as the course needs them from 5 on.")
-    AttentionInterface.register(name, partial(course_attention, kernels=kernels))
-    AttentionMaskInterface.register(name, course_mask)
+    masks = find_spec("transformers.masking_utils") and importlib.import_module("transformers.masking_utils")
+    if not masks or "q_offset" not in inspect.signature(masks.sdpa_mask).parameters:
+        raise ImportError(f"transformers {transformers.__version__} is too old; run: pip install -U 'transformers<6'")
+    transformers.AttentionInterface.register(name, partial(course_attention, kernels=kernels))
+    masks.AttentionMaskInterface.register(name, course_mask)
 
 
 def course_mask(

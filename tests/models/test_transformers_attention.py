@@ -307,3 +307,10 @@ def test_without_transformers_a_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setattr(transformers_attention, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="pip install 'transformers"):
         register_with_transformers()
+
+
+def test_a_transformers_whose_masks_are_made_otherwise_is_refused_in_a_sentence(monkeypatch):
+    """Before version 5 a mask function got `cache_position`."""
+    monkeypatch.setattr(transformers.masking_utils, "sdpa_mask", lambda batch_size, cache_position, **rest: None)
+    with pytest.raises(ImportError, match="too old; run: pip install -U"):
+        register_with_transformers()
