@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from course_lib.kernels.attention.reference import visible_keys
 
 
-def torch_attention(query, key, value, *, causal: bool = False) -> torch.Tensor:
+def torch_attention(query, key, value, *, causal: bool = False, window=None, scale=None) -> torch.Tensor:
     """Softmax attention by `scaled_dot_product_attention`; autograd passes through it.
 
     Args:
@@ -14,14 +14,15 @@ def torch_attention(query, key, value, *, causal: bool = False) -> torch.Tensor:
         key, value: [batch, key_heads, key_length, head_dim]; query_heads is a multiple of key_heads.
         causal: query i sees the keys up to position i + key_length - query_length. (PyTorch's own `is_causal` is
             aligned to the first key, which is another mask as soon as a cache holds earlier keys.)
+        window, scale: as for `attention_reference`.
 
     Returns the output, of query's shape and dtype.
     """
     query_length, key_length = query.shape[2], key.shape[2]
-    grouped = query.shape[1] != key.shape[1]
-    if causal and query_length == key_length and query_length > 1:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+    options = {"scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
+    if causal and window is None and query_length == key_length and query_length > 1:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, **options)
     mask = None
-    if causal and query_length > 1:  # a single query stands at the last key and sees them all
-        mask = visible_keys(query_length, key_length, causal=True, device=query.device)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
+    if window is not None or causal and query_length > 1:  # a single query stands at the last key and sees them all
+        mask = visible_keys(query_length, key_length, causal=causal, window=window, device=query.device)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **options)
