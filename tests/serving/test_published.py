@@ -41,6 +41,7 @@ ANSWERS = {  # the names that a chapter's cells gave to what `check(...).best` r
     "05": {"best_append": "5.3", "best_step": "5.5"},
     "06": {"BestPageAllocator": "6.2", "best_slot_mapping": "6.3", "best_append": "6.4", "best_paged_decode": "6.5"},
     "07": {"best_grouped_decode": "7.5"},
+    "08": {"best_split_attention": "8.2", "best_combine_splits": "8.3"},
 }
 
 
