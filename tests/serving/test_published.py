@@ -42,6 +42,7 @@ ANSWERS = {  # the names that a chapter's cells gave to what `check(...).best` r
     "06": {"BestPageAllocator": "6.2", "best_slot_mapping": "6.3", "best_append": "6.4", "best_paged_decode": "6.5"},
     "07": {"best_grouped_decode": "7.5"},
     "08": {"best_split_attention": "8.2", "best_combine_splits": "8.3"},
+    "14": {"best_paged_step": "14.4"},
 }
 
 
