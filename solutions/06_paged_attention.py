@@ -1001,6 +1001,30 @@ draw_pool_over_time(pool_histories, pool_pages, page_size)
 # 07 mends that.
 
 # %% [markdown]
+# Your pages can also serve SmolLM2, a published model of 135 million parameters that answers questions. It has 30
+# layers of 9 query heads on 3 KV heads of dimension 64, so `each_member` calls your kernel of 6.5 three times. The
+# model is fetched only if you set `REAL_MODEL = True` below: 93 MB, once. Without a GPU your kernels then run its first
+# layer, and PyTorch's attention the other 29. If you add `layers=30` to the last line, yours run all of them, and a
+# token takes a second or two.
+
+# %%
+from course_lib.serving.published import ask_published_model
+
+REAL_MODEL = False
+
+
+def your_pages(model, tokens):
+    """An empty cache of your parts, for one text of so many tokens."""
+    pages = -(-tokens // page_size)
+    return SequencePages(
+        model.config, pages, page_size, allocator=BestPageAllocator(pages, page_size), slot_mapping=best_slot_mapping,
+        append=best_append, decode=each_member(best_paged_decode), device=device,
+    )
+
+
+ask_published_model(REAL_MODEL, your_pages)
+
+# %% [markdown]
 # ## What production systems do
 #
 # - **vLLM** introduced this layout, with 16 tokens in a page by default. In the paper its attention kernel took 20 to

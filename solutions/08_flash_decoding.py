@@ -1095,6 +1095,26 @@ draw_step_times(drawn, title)
 # only changed how many programs read them.
 
 # %% [markdown]
+# Your splits can also run SmolLM2, a published model of 135 million parameters that answers questions. It has 30 layers
+# of 9 query heads on 3 KV heads of dimension 64, so 4 splits make 12 programs a layer. The model is fetched only if you
+# set `REAL_MODEL = True` below: 93 MB, once. Without a GPU your kernels then run its first layer, and PyTorch's
+# attention the other 29. If you add `layers=30` to the last line, yours run all of them, and a token takes a second or
+# two.
+
+# %%
+from course_lib.serving.published import ask_published_model
+
+REAL_MODEL = False
+
+
+def your_splits(model, tokens):
+    """An empty cache that your kernels read in 4 splits, for one text of so many tokens."""
+    return new_cache(model, 1, tokens, decode=decode_in_splits(best_split_attention, best_combine_splits, 4))
+
+
+ask_published_model(REAL_MODEL, your_splits)
+
+# %% [markdown]
 # ## Check yourself
 #
 # Answer these on paper, with the numbers of your own GPU, or of an H200 if you have none. Then run the next cell and

@@ -1059,7 +1059,33 @@ else:
 # A graph of this kind needs four things: static buffers, padded rows that do no harm, a key that holds all sizes of the
 # graph, and a fallback for steps that fit no graph. `CapturedDecoder` runs such steps without a graph, and `report()`
 # says how often and why.
-#
+
+# %% [markdown]
+# Your step can also run SmolLM2, a published model of 135 million parameters that answers questions. It has 30 layers
+# of 9 query heads on 3 KV heads, so `paged_step_of_heads` calls your step three times in each. The model is fetched
+# only if you set `REAL_MODEL = True` below: 93 MB, once. Without a GPU its step is recorded and repeated as above, and
+# a token takes some seconds.
+
+# %%
+from course_lib.serving.published import ask_published_model
+
+REAL_MODEL = False
+
+
+def your_graph(model, tokens):
+    """The model with your step in a graph, and empty pages for one text of so many tokens."""
+    pages = -(-tokens // page_size)
+    cache = SteppedPages(
+        model.config, pages + 1, page_size, allocator=WholeRuns(pages, page_size, tokens), append=store,
+        step=paged_step_of_heads(best_paged_step), device=device,
+    )
+    capture = captured if on_gpu else captured_on_cpu
+    return CapturedDecoder(model, cache, batches=(1,), columns=(pages,), capture=capture)
+
+
+ask_published_model(REAL_MODEL, your_graph)
+
+# %% [markdown]
 # ## What production systems do
 #
 # - **torch.compile** with `mode="reduce-overhead"` captures graphs by itself. It copies inputs into static buffers, and

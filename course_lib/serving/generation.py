@@ -11,10 +11,12 @@ import torch
 from course_lib.models.decoder import Decoder
 from course_lib.models.tokenizer import decode, encode
 from course_lib.serving.caches.new import new_cache
+from course_lib.serving.caches.runs import Sequences
+from course_lib.serving.captured import CapturedDecoder
 
 
 def stream(
-    model: Decoder,
+    model: Decoder | CapturedDecoder,
     prompt: torch.Tensor,
     new_tokens: int,
     *,
@@ -26,11 +28,12 @@ def stream(
     """The new tokens one after another, each int64 [batch], as soon as it is known.
 
     Args:
-        model: a `Decoder`.
+        model: a `Decoder`, or a `CapturedDecoder` of the given cache.
         prompt: integers [batch, prompt_length] on the model's device, at least one token each.
         new_tokens: how many to generate.
         cached: keep keys and values between steps. False runs the whole sequence again at each step.
         cache: a cache to use, empty or holding what stands before the prompt; None makes a contiguous one that fits.
+            Of one for several sequences, which must be empty, the prompt is sequence 0, and batch is 1.
         temperature: 0 takes the most likely token; above 0 one is drawn from softmax(logits / temperature).
         seed: of these draws; the same seed gives the same tokens on one machine.
 
@@ -56,6 +59,8 @@ def _stream(model, prompt, new_tokens, cached, cache, temperature, seed):
         cache = new_cache(model, prompt.shape[0], length + new_tokens)
     fed = 0  # tokens that have passed through the model and need not again
     for _ in range(new_tokens):
+        if isinstance(cache, Sequences):
+            cache.take(range(prompt.shape[0]), length - fed)
         with torch.inference_mode():
             logits = model(tokens[:, fed:length], cache, last_only=True)[:, -1]  # [batch, vocabulary]
         token = _choose(logits, temperature, generator)

