@@ -122,6 +122,10 @@ CLAIMS = {
     "tests/hardware/profile/": file_claim,
     "tests/kernels/": file_claim,
     "tests/kernels/test_meanings.py": None,  # it looks for its kernels by itself
+    "tests/models/test_transformers_attention.py": file_claim,
+    "tests/serving/test_engine.py": file_claim,
+    "tests/serving/test_fast_step.py": file_claim,
+    "tests/serving/test_speculation.py": file_claim,
     "tests/test_compile_gate.py": kernel_claim,
 }
 
