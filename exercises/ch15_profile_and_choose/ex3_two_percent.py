@@ -184,6 +184,8 @@ INTERVAL = (
         "each end.", ninety_per_cent=("len(found) // 40", "len(found) // 20")),
     *edits("The smallest and the largest of all medians were returned. Drop a fortieth of the medians at each end "
         "first.", all_of_them=("len(found) // 40", "0")),
+    *edits("Medians were dropped at one end only. Drop R // 40 at the bottom and as many at the top.",
+        dropped_at_one_end=(UPPER, "found[-1]"), dropped_at_one_end__the_top=(LOWER, "found[0]")),
     *edits("The number of medians to drop was rounded up, or to the nearest whole number. R // 40 rounds down.",
         drop_rounded=("len(found) // 40", "min(-(-len(found) // 40), len(found) - 1)"),
         drop_rounded__nearest=("len(found) // 40", "round(len(found) / 40)")),

@@ -71,6 +71,8 @@ WRONG = {
     "signs_as_0_and_1": changed("15.3", (FAR, FAR.replace("sign * log", "(sign > 0) * log"))),
     "median_of_logs": changed("15.3", ("abs(sum(logs))", "abs(ratio_of([1.0] * len(logs), logs))"), (
         FAR, "abs(ratio_of([1.0] * len(logs), [sign * log for sign, log in zip(row, logs)])) >= observed")),
+    "dropped_at_one_end": changed("15.3", (ENDS, "return found[outer], found[-1]")),
+    "dropped_at_one_end__the_top": changed("15.3", (ENDS, "return found[0], found[-1 - outer]")),
     "minus_zero": changed("15.3", (ENDS, "found = found[outer:-outer]\n    return found[0], found[-1]")),
     "minus_zero__by_min": changed("15.3", (ENDS, "found = found[outer:-outer]\n    return min(found), max(found)")),
     "rows_once": changed("15.3", ("for row in signs", "for row in {tuple(row) for row in signs}")),
