@@ -42,13 +42,13 @@ def compare_guesses(monkeypatch, model):
     return lengths
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("draft", DRAFTS.values(), ids=DRAFTS)
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.mark.parametrize("sampling", [SAMPLINGS["greedy"], SAMPLINGS["top-p"]], ids=["greedy", "top-p"])
 def test_the_text_is_the_one_without_a_draft(sampling, draft, page_size):
     options = {"pages": 256 // page_size, "page_size": page_size}
     plain = texts_of(new_engine(**options), requests_of(sampling=sampling))
-    for speculate in (1, 5, 16):
+    for speculate in (1, 5):
         engine = new_engine(budget=64, draft=draft, **options)
         assert texts_of(engine, requests_of(sampling=sampling, speculate=speculate)) == plain
         assert nothing_left(engine) and engine.metrics.report()["proposed"] > 0
@@ -67,7 +67,7 @@ def test_texts_that_are_sent_back_are_guessed_as_they_were(monkeypatch):
     for draft in DRAFTS.values():
         requests = [Request([5, 6, 7, 8, 9, n], 17, Sampling(0.9 * (n % 2), seed=n)) for n in range(4)]
         plain = texts_of(new_engine(), requests)
-        engine = new_engine(pages=12, page_size=4, budget=12, most_running=4, draft=draft)
+        engine = new_engine(pages=8, page_size=4, budget=12, most_running=4, draft=draft)
         with monkeypatch.context() as patch:
             guesses = compare_guesses(patch, draft)
             speculating = [Request(one.prompt, 17, one.sampling, speculate=6) for one in requests]
