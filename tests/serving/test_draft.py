@@ -9,8 +9,10 @@ from course_lib.serving import packed
 from course_lib.serving.draft import Draft
 from course_lib.serving.engine import Engine
 from course_lib.serving.generation import generate
+from course_lib.serving.memory.prefix_allocator import PrefixAllocator
 from course_lib.serving.proposals import Wanted
-from course_lib.serving.requests import Request, Sampling
+from course_lib.serving.requests import Job, Request, Sampling
+from course_lib.serving.scheduler import Scheduler
 from tests.serving.talkers import byte_tokenizer, random_model
 from tests.serving.test_captured import by_calling
 from tests.serving.test_engine import MODEL, OTHER, new_engine, nothing_left, run_all, tokens_of
@@ -95,7 +97,7 @@ def test_what_the_draft_has_read_it_does_not_read_again(monkeypatch):
 
 
 def test_a_page_with_another_text_is_known_for_what_it_holds():
-    draft = Draft(OTHER, 8, 4, budget=99, most_running=4, kernels=False, fast=False)
+    draft = new_draft()
 
     def guess(tokens, pages):
         with torch.no_grad():
@@ -103,10 +105,54 @@ def test_a_page_with_another_text_is_known_for_what_it_holds():
         assert draft.propose([Wanted(tokens, pages, 3)]) == [tuple(expected)]
 
     one, other = [1, 2, 3, 4, 5, 6], [9, 2, 3, 4, 5, 6]
-    for tokens, pages in ((one, (3, 1, 2)), (other, (4, 1, 5)), (one, (3, 1, 2)), (other, (4, 0, 5)), (one, (4, 1, 2))):
+    for tokens, pages in ((one, (3, 1, 2)), (other, (4, 1, 5)), (one, (3, 1, 2)), (one, (3, 1, 2)), (other, (4, 0, 5))):
         guess(tokens, pages)
+    assert draft._known(Wanted([*other, 0], (4, 1), 1)) == 4, "1 holds the same tokens behind another beginning"
+    guess(one, (4, 1, 2))
     assert draft._known(Wanted([*one, 0], (4, 1), 1)) == 6, "and 4 did hold another beginning"
     assert draft._known(Wanted([1, 2, 3, 9], (4, 1), 1)) == 3 and draft._known(Wanted(other, (4, 1), 1)) == 0
+
+
+def test_texts_share_the_budget_of_a_call():
+    texts = [Wanted([1, 2, 3, 4, 5, 6], (0, 1, 2), 3), Wanted([9, 8, 7, 6, 5, 4], (3, 4, 5), 3)]
+    draft = new_draft(budget=8)
+    assert [len(guess) for guess in draft.propose(texts)] == [3, 0] and draft._known(texts[1]) == 2
+    assert [len(guess) for guess in draft.propose(texts)] == [3, 3]
+
+
+def test_what_failed_half_way_is_not_known():
+    model, text = random_model(OTHER.config), Wanted([1, 2, 3, 4, 5, 6], (0, 1, 2), 3)
+    draft = new_draft(model)
+    draft.propose([text])
+    model.hidden = _raise
+    with pytest.raises(RuntimeError):
+        draft.propose([Wanted([1, 2, 3, 4, 8, 8], (0, 1, 2), 3)])
+    assert draft._known(text) == 4, "the first page was not touched"
+
+
+def test_no_guess_comes_of_what_is_no_number():
+    model = random_model(OTHER.config)
+    model.embedding.weight[3] = float("nan")
+    texts = [Wanted([1, 2], (0, 1), 3), Wanted([4, 3], (2, 3), 3)]
+    assert [len(guess) for guess in new_draft(model).propose(texts)] == [3, 0]
+
+
+def test_room_for_guesses_is_what_the_others_have_left_and_is_given_back():
+    """What the draft leaves of it is free again before the step."""
+    scheduler, asked = Scheduler(PrefixAllocator(4, 4), budget=8, most_running=2), []
+    for number in range(2):
+        scheduler.add(Job(number, Request([number] * 3, 9, speculate=4)))
+    scheduler.draft = lambda wanted: asked.append([one.most for one in wanted]) or [(0,) * 2 for _ in wanted]
+    for _ in range(2):
+        scheduler.ran(parts := scheduler.plan())
+        for part in parts:
+            part.job.write(1)
+    assert asked == [[4, 2]], "of 8 tokens, two of them written ones; and none behind a prompt"
+    assert [scheduler.allocator.length(part.job.number) for part in parts] == [3 + 1 + 2] * 2
+
+
+def new_draft(model=OTHER, budget=99):
+    return Draft(model, 8, 4, budget=budget, most_running=4, kernels=False, fast=False)
 
 
 def test_a_word_ends_a_text_in_the_middle_of_guesses():
