@@ -196,6 +196,13 @@ def test_single_steps_of_a_draft_are_fast_and_on_their_way_before_they_are_asked
     assert fast.replayed > fast.expected > fast.replayed / 2 and nothing_left(engine)
 
 
+def test_a_draft_on_the_kernels_guesses_what_it_does_in_pytorch(monkeypatch):
+    guesses = compare_guesses(monkeypatch, OTHER)
+    engine = new_engine(kernels=True, fast=True, capture=by_calling, draft=random_model(OTHER.config))
+    request = Request([5, 6, 7, 8], 4, speculate=2)
+    assert texts_of(engine, [request]) == texts_of(new_engine(), [request]) and sum(guesses) > 1
+
+
 def test_only_who_speculates_is_guessed():
     engine = new_engine(draft=MODEL)
     numbers = [engine.submit(one) for one in (requests_of()[0], requests_of(speculate=4)[1])]
