@@ -123,6 +123,7 @@ CLAIMS = {
     "tests/kernels/": file_claim,
     "tests/kernels/test_meanings.py": None,  # it looks for its kernels by itself
     "tests/models/test_transformers_attention.py": file_claim,
+    "tests/serving/test_draft.py": file_claim,
     "tests/serving/test_engine.py": file_claim,
     "tests/serving/test_fast_step.py": file_claim,
     "tests/serving/test_speculation.py": file_claim,

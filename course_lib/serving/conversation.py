@@ -26,18 +26,21 @@ SHARE_OF_FREE_MEMORY = 0.8  # of a GPU, for the cache; the rest is for what a st
 TOKENS_ON_CPU = 8192
 
 
-def new_engine(model: Decoder, tokenizer: Tokenizer, *, pages: int | None = None, **options) -> Engine:
+def new_engine(
+    model: Decoder, tokenizer: Tokenizer, *, pages: int | None = None, draft: Decoder | None = None, **options
+) -> Engine:
     """An engine with pages of PAGE_SIZE tokens: for a good part of a GPU's free memory, on a CPU for TOKENS_ON_CPU.
 
-    pages: another number. options: further arguments of `Engine`.
+    pages: another number. draft, options: further arguments of `Engine`; a draft's pages take memory too.
     """
     if pages is None and model.device.type == "cpu":
         pages = TOKENS_ON_CPU // PAGE_SIZE
     elif pages is None:
         free, _ = torch.cuda.mem_get_info(model.device)
-        page_bytes = PAGE_SIZE * model.config.cache_bytes_per_token(model.dtype.itemsize)
+        models = [model] if draft is None else [model, draft]
+        page_bytes = PAGE_SIZE * sum(one.config.cache_bytes_per_token(one.dtype.itemsize) for one in models)
         pages = max(1, math.floor(SHARE_OF_FREE_MEMORY * free / page_bytes))
-    return Engine(model, tokenizer, pages=pages, page_size=PAGE_SIZE, **options)
+    return Engine(model, tokenizer, pages=pages, page_size=PAGE_SIZE, draft=draft, **options)
 
 
 class Conversation:

@@ -11,17 +11,17 @@ them, and chooses the next token of each text that has run to its end. Prompts t
 error of one request ends that request: where a step fails, its parts run again one by one. On a GPU all steps run over
 packed weights, and one in which everybody writes is one of `FastSteps`: captured, and on its way before the tokens of
 the one before it are read. A request may have its next tokens guessed, and several of them chosen in one step
-(`course_lib.serving.proposals`); its text is the same.
+(`course_lib.serving.proposals`, and `course_lib.serving.draft` where a second model guesses); its text is the same.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 
 from course_lib.hardware.device import interpreting
 from course_lib.hardware.graphs import captured
@@ -31,15 +31,15 @@ from course_lib.models.decoder import Decoder
 from course_lib.models.glue import FUSED, TORCH
 from course_lib.models.loading.tokenizer import Tokenizer
 from course_lib.serving.caches.ragged import RaggedPages, Run
+from course_lib.serving.draft import Draft
 from course_lib.serving.fast_step import OPTIONS, FastSteps, batch_sizes
 from course_lib.serving.memory.prefix_allocator import PrefixAllocator
 from course_lib.serving.metrics import Metrics
-from course_lib.serving.proposals import accepted
-from course_lib.serving.requests import Job, Request
+from course_lib.serving.plain_step import plain_step
+from course_lib.serving.proposals import Wanted, accepted
+from course_lib.serving.requests import NO_TOKEN, Job, Request
 from course_lib.serving.scheduler import Part, Scheduler
 from course_lib.serving.text_stream import TextStream
-
-NO_TOKEN = -1  # what is chosen of logits that are no numbers
 
 
 class QueueFull(RuntimeError):
@@ -76,6 +76,8 @@ class Engine:
         kernels: the course's kernels, or PyTorch's operations; the kernels on a GPU alone when None.
         fast: whether steps are those of `FastSteps`; on a GPU with kernels alone when None.
         capture: makes of a function one that replays it, for those steps.
+        draft: a smaller model of the same tokens, which guesses for requests that speculate, in the place of prompt
+            lookup. Raises a ValueError for one that cannot.
         clock: seconds, for the times that `metrics` has.
 
     Attributes:
@@ -97,6 +99,7 @@ class Engine:
         kernels: bool | None = None,
         fast: bool | None = None,
         capture: Callable = captured,
+        draft: Decoder | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ):
         kernels = not interpreting() if kernels is None else kernels
@@ -109,6 +112,13 @@ class Engine:
         if (kernels and model.device.type == "cuda") if fast is None else fast:
             self.fast = FastSteps(model, self.cache, batches=batch_sizes(most_running), capture=capture)
         self.scheduler = Scheduler(PrefixAllocator(pages, page_size), budget=budget, most_running=most_running)
+        if draft is not None:
+            refuse_unlike(model, draft)
+            self._draft = Draft(
+                draft, pages, page_size, budget=budget, most_running=most_running, kernels=kernels,
+                fast=self.fast is not None, capture=capture,
+            )  # fmt: skip
+            self.scheduler.draft = self._guess
         self.most_waiting = most_waiting
         self.metrics = Metrics(clock)
         self._jobs: dict[int, Job] = {}
@@ -198,31 +208,29 @@ class Engine:
                 None if ahead is None else self._runs(ahead),
             )  # fmt: skip
         else:
-            logits = self._logits(parts, runs)
+            tokens, asks = [part.tokens for part in parts], [part.asks for part in parts]
+            logits = plain_step(self.model, self.cache, self.fast, runs, tokens, asks)
             chosen = self._chosen(logits, asking) if asking else []
         rows = iter(chosen)
-        tokens = {part.job: [next(rows) for _ in range(part.asks)] for part in asking}
-        if any(part.proposed and NO_TOKEN in tokens[part.job] for part in asking):
+        behind = {part.job: [next(rows) for _ in range(part.asks)] for part in asking}
+        if any(part.proposed and NO_TOKEN in behind[part.job] for part in asking):
             raise ArithmeticError(
                 "logits among guesses are no numbers; a guess may have reached what stands before it."
             )
-        return tokens
+        return behind
 
     def _runs(self, parts: list[Part]) -> list[Run]:
         return [Run(part.begin, part.length, self.scheduler.allocator.table(part.job.number)) for part in parts]
 
-    def _logits(self, parts: list[Part], runs: list[Run]) -> torch.Tensor:
-        """Logits [tokens behind which parts ask, vocabulary], in the order of the parts."""
-        self.cache.take(runs)
-        tokens = [token for part in parts for token in part.tokens]
-        asks = [place >= part.length - part.asks for part in parts for place in range(part.length)]
-        wanted = torch.tensor(asks).nonzero()[:, 0].to(self.model.device)
-        if self.fast is not None:
-            return self.fast.plainly(torch.tensor(tokens, device=self.model.device), self.cache, wanted)
-        with torch.inference_mode():
-            hidden = self.model.hidden(torch.tensor([tokens], device=self.model.device), self.cache)[0, wanted]
-            head = self.model.embedding if self.model.logits is None else self.model.logits
-            return F.linear(hidden, head.weight)
+    def _guess(self, wanted: Sequence[Wanted]) -> list[tuple[int, ...]]:
+        """What the draft proposes. An error of it ends no request, and the draft: prompt lookup takes its place."""
+        try:
+            return self._draft.propose(wanted)
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            warnings.warn(f"the draft failed and guesses no more, prompt lookup does instead. {told}", stacklevel=2)
+            self.scheduler.draft = None
+            return [()] * len(wanted)
 
     def _chosen(self, logits: torch.Tensor, parts: list[Part]) -> list[int]:
         """A token for each row: of each part the position behind its text, and those behind its guesses."""
@@ -272,3 +280,20 @@ class Engine:
         stream = self._streams.pop(job.number)
         self.metrics.ended(job, ended)
         return Event(job.number, text + stream.end(), token, ended, error)
+
+
+def refuse_unlike(model: Decoder, draft: Decoder) -> None:
+    """Raise a ValueError, in a sentence, where a draft cannot guess what a model writes."""
+    ours, its = model.config, draft.config
+    if its.vocabulary != ours.vocabulary:
+        raise ValueError(
+            f"the draft knows {its.vocabulary} tokens and the model {ours.vocabulary}; take a draft with the model's "
+            "own tokenizer."
+        )
+    if its.context < ours.context:
+        raise ValueError(
+            f"the draft was made for {its.context} tokens and the model for {ours.context}; take a draft that reads as "
+            "far as the model."
+        )
+    if draft.device != model.device:
+        raise ValueError(f"the draft is on {draft.device} and the model on {model.device}; put both on one device.")

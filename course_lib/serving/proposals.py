@@ -22,7 +22,7 @@ its launches cost.
 three tokens of a text occurred before, those that followed there are the guess; otherwise the last two. With four
 guesses a step, SmolLM2-135M repeats a paragraph of 37 tokens in 11 steps (on a CPU 50 ms a token instead of 105), and
 writes 100 tokens of a story in 64. With guesses from a single token on, as in Saxena's code, the story takes 63, but 38
-of them have guesses instead of 17.
+of them have guesses instead of 17. A smaller model guesses better and costs more: `course_lib.serving.draft`.
 
 Sources: Leviathan et al., Fast inference from transformers via speculative decoding, arXiv 2211.17192 (equation 1);
 Saxena, Prompt lookup decoding, github.com/apoorvumang/prompt-lookup-decoding, 2023.
@@ -31,6 +31,7 @@ Saxena, Prompt lookup decoding, github.com/apoorvumang/prompt-lookup-decoding, 2
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 LONGEST, SHORTEST = 3, 2  # tokens that have to occur again; a single one does so often, and says little
 MOST_PROPOSED = 16  # tokens of a text in a step
@@ -62,6 +63,20 @@ class PromptLookup:
             if begin is not None:
                 return tuple(tokens[begin + place % (length - begin)] for place in range(most))
         return ()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A text to guess up to `most` tokens of, at least one, and its pages, which have room for them."""
+
+    tokens: Sequence[int]
+    pages: Sequence[int]
+    most: int
+
+    @property
+    def end(self) -> int:
+        """Tokens of the text with all guesses."""
+        return len(self.tokens) + self.most
 
 
 def accepted(proposed: Sequence[int], chosen: Sequence[int]) -> int:

@@ -43,6 +43,7 @@ class Sampling:
 
 
 GREEDY = Sampling()
+NO_TOKEN = -1  # what is chosen of logits that are no numbers
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,12 @@ Sources: Yu et al., Orca, OSDI 2022 (continuous batching); Agrawal et al., Sarat
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from course_lib.serving.memory.errors import OutOfBlocks
 from course_lib.serving.memory.prefix_allocator import PrefixAllocator
+from course_lib.serving.proposals import Wanted
 from course_lib.serving.requests import Job
 
 
@@ -56,6 +58,7 @@ class Scheduler:
 
     Attributes:
         waiting, running: jobs in order.
+        draft: guesses for texts, for which room is taken before; prompt lookup guesses when None.
     """
 
     def __init__(self, allocator: PrefixAllocator, *, budget: int, most_running: int):
@@ -67,6 +70,7 @@ class Scheduler:
         self.allocator, self.budget, self.most_running = allocator, budget, most_running
         self.waiting: list[Job] = []
         self.running: list[Job] = []
+        self.draft: Callable[[Sequence[Wanted]], list[tuple[int, ...]]] | None = None
 
     def add(self, job: Job) -> None:
         """Take a job into the line. Raises a ValueError for one that would not fit into the memory even alone."""
@@ -156,16 +160,27 @@ class Scheduler:
     def _propose(self, parts: list[Part], left: int) -> None:
         """Add guesses to the parts that ask: as many as were asked for, as the text may have, and as there is room for.
 
-        Nobody is sent back for a guess.
+        Nobody is sent back for a guess. A prompt's first token does not wait for a draft to read the prompt.
         """
+        drafted: dict[int, Wanted] = {}  # by the part's place
         for place, part in enumerate(parts):
             job, request = part.job, part.job.request
             most = min(request.speculate, request.new_tokens - job.written - 1, left, self.allocator.room(job.number))
-            proposed = job.lookup.propose(job.tokens, most) if part.asks and most > 0 else ()
-            if proposed:
+            if not part.asks or most <= 0:
+                continue
+            if self.draft is None:
+                proposed = job.lookup.propose(job.tokens, most)
                 self.allocator.append(job.number, len(proposed))
                 parts[place] = replace(part, proposed=proposed)
                 left -= len(proposed)
+            elif part.count == 1:
+                self.allocator.append(job.number, most)
+                drafted[place] = Wanted(job.tokens, self.allocator.table(job.number), most)
+                left -= most
+        if self.draft is not None and drafted:
+            for place, proposed in zip(drafted, self.draft([*drafted.values()])):
+                parts[place] = part = replace(parts[place], proposed=proposed)
+                self.allocator.shorten(part.job.number, part.begin + part.length)
 
     def _leave(self, job: Job) -> None:
         self.running.remove(job)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib.kernels.fused.rope_append_pages import rope_append_to_pages_reference
+from course_lib.models.config import ModelConfig
 from course_lib.serving import packed
 from course_lib.serving.engine import Engine, QueueFull
 from course_lib.serving.fast_step import FastStep
@@ -19,6 +20,7 @@ from tests.serving.test_captured import by_calling
 from tests.serving.test_fast_step import in_pytorch
 
 MODEL = random_model()
+OTHER = random_model(ModelConfig(257, 1, 32, 2, 1, 16, 48, 256))  # it writes other texts
 
 
 def new_engine(model=MODEL, **options):
@@ -68,15 +70,21 @@ def test_texts_are_those_that_each_request_gets_alone():
 @settings(deadline=None, max_examples=25)
 @given(
     seed=st.integers(0, 2**32), pages=st.integers(12, 40), page_size=st.integers(1, 5), budget=st.integers(4, 40),
-    fast=st.booleans(),
+    fast=st.booleans(), draft=st.sampled_from((None, OTHER, MODEL)),
 )  # fmt: skip
-def test_random_traffic_changes_no_text_and_loses_no_page(seed, pages, page_size, budget, fast):
-    """Prompts that share beginnings, priorities, guesses, a memory that is too small, and some that give up."""
+def test_random_traffic_changes_no_text_and_loses_no_page(seed, pages, page_size, budget, fast, draft):
+    """Prompts that share beginnings, priorities, guesses, a memory that is too small, and some that give up.
+
+    A model that is its own draft guesses nothing wrong.
+    """
     with pytest.MonkeyPatch.context() as patch:
         in_pytorch(patch)  # the interpreter would take minutes
         patch.setattr(packed, "rope_append_to_pages", lambda *given, **_: rope_append_to_pages_reference(*given[:7]))
         options = {"pages": pages, "page_size": page_size, "budget": budget, "most_running": 4}
-        pass_traffic(new_engine(fast=fast, capture=by_calling, **options), random.Random(seed), patch)
+        engine = new_engine(fast=fast, capture=by_calling, draft=draft, **options)
+        pass_traffic(engine, random.Random(seed), patch)
+        told = engine.metrics.report()
+        assert draft is not MODEL or told["proposed"] == told["accepted"]
 
 
 def pass_traffic(engine, draw, patch):
