@@ -251,10 +251,10 @@ if on_gpu:
 metrics = recorded_metrics()
 titles = [name.replace("_", " ") for name in metrics]
 for line in range(2):  # a column's name, in two lines
-    parts = (textwrap.wrap(title, 11, max_lines=2, placeholder="") for title in titles)
-    print(" " * 16, *(f"{(words + ['', ''])[line]:>11}" for words in parts))
+    parts = (textwrap.wrap(title, 12, max_lines=2, placeholder="") for title in titles)
+    print(" " * 16, *(f"{(words + ['', ''])[line]:>13}" for words in parts))
 for what in metrics["a_copy"]:
-    print(f"{what:16}", *(f"{seen[what]:>11.4g}" for seen in metrics.values()))
+    print(f"{what:16}", *(f"{seen[what]:>13.4g}" for seen in metrics.values()))
 
 # %% [markdown]
 # Which figure should you look at first? The order matters, because one cause shows up in several figures. A kernel that
