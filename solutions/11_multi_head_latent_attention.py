@@ -475,9 +475,10 @@ print(f"rows in use {cache.nbytes:,} bytes, moved {report.total_bytes:,}: {repor
 #   products for the scores.
 # - The values need no load: they are the tile of latents that you already hold.
 # - Scale the sum of both products, not one of them.
-# - Multiply tiles of float16 as they are: `tl.dot` adds up in float32 anyway. Tiles that you convert to float32 first
-#   miss the tensor cores. With 64 rows and 512 + 64 columns, compiled for an H100 by Triton 3.9, the kernel's code then
-#   has 8,700 single multiply-adds, and it needs 258 KB of shared memory, where a program can have 232 KB.
+# - Multiply tiles of float16 as they are: `tl.dot` adds up in float32 anyway. With `input_precision="ieee"`, tiles that
+#   you convert to float32 first miss the tensor cores. With 64 rows and 512 + 64 columns, compiled for an H100 by
+#   Triton 3.9, the kernel's code then has 8,700 multiply-add instructions. It cannot start, because it needs 258 KB of
+#   shared memory and a program can have 232 KB.
 #
 # The next picture shows one step of the loop: one load, and two uses of what it brings.
 

@@ -1062,9 +1062,9 @@ else:
 
 # %% [markdown]
 # Your step can also run SmolLM2, a published model of 135 million parameters that answers questions. It has 30 layers
-# of 9 query heads on 3 KV heads, so `paged_step_of_heads` calls your step three times in each. The model is fetched
-# only if you set `REAL_MODEL = True` below: 93 MB, once. Without a GPU its step is recorded and repeated as above, and
-# a token takes some seconds.
+# of 9 query heads on 3 KV heads, so `paged_step_of_heads` calls your step three times in each layer. The model is
+# fetched only if you set `REAL_MODEL = True` below: 93 MB, once. Without a GPU the model's step is recorded and
+# repeated as above, and a token takes some seconds.
 
 # %%
 from course_lib.serving.published import ask_published_model

@@ -114,7 +114,8 @@ for arch in (75, 80, 90):
 # The next kernel computes the variance of each channel of a layer's output. Its results are right, but it is slow for
 # two reasons. The card shows both, even without a GPU.
 #
-# **1. Profile it, and choose one figure.** Three figures on this card are bad. **Which one do you mend first?**
+# **1. Profile it, and choose one figure.** The spills, the occupancy and the bytes moved are bad. **Which one do you
+# mend first?**
 
 
 # %%
@@ -144,14 +145,14 @@ profile(channel_variance, layer_output, layer_output.mean(0), arch=90)
 # <details><summary>The first figure</summary>
 #
 # The spills. `squares` has 8,192 numbers, and one warp has 32 threads. So each thread needs 256 registers for them, and
-# has 255. The low occupancy follows from that, because threads with so many registers leave room for 8 warps of 64.
-# Take `BLOCK=1024` and `num_warps=4`, which makes 8 numbers for each thread.
+# has 255. The low occupancy follows from that, because with so many registers a thread only 8 of the 64 possible warps
+# fit. Take `BLOCK=1024` and `num_warps=4`, which makes 8 numbers for each thread.
 #
 # </details>
 #
 # **2. Mend one thing, and profile again.** The next cell holds your copy of the kernel. Change only `BLOCK` and
-# `num_warps`, and run it. The spills are gone, but the card still shows 8 times the bytes. **Why 8?** Look at the line
-# that loads `x`. What do two neighbouring lanes read, and how far apart do these numbers lie?
+# `num_warps`, and run it. The spills are gone, but the card still shows 8 times the least bytes. **Why 8?** Look at the
+# line that loads `x`. What do two neighbouring lanes read, and how far apart do these numbers lie?
 
 
 # %%
@@ -180,7 +181,7 @@ profile(mended_variance, layer_output, layer_output.mean(0), arch=90)
 # <details><summary>The second reason</summary>
 #
 # Neighbouring lanes read neighbouring tokens of one channel, which lie `channels` numbers apart. So each lane fetches a
-# sector of 32 bytes, and uses 4 of them. What lies side by side is the channels: 8 of them fill a sector. So let a
+# sector of 32 bytes, and uses 4 of them. A token's channels lie side by side, and 8 of them fill a sector. So let a
 # program take a tile of 128 tokens × 8 channels.
 #
 #     channel = tl.program_id(0) * 8 + tl.arange(0, 8)  # [8]
@@ -196,8 +197,8 @@ profile(mended_variance, layer_output, layer_output.mean(0), arch=90)
 #
 # </details>
 #
-# **3. Leave what does not show.** `mean` is loaded in each round of the loop, although it never changes. Should you
-# move that line? The next cell counts its bytes: they are below one per cent, so do not expect a gain.
+# **3. Leave what does not show.** `mean` is loaded in each round of the loop, although it never changes. You need not
+# move that line: the next cell counts its bytes, and they are below one per cent.
 #
 # **4. Prove it.** The next cell prints both kernels' figures, and their errors, because a fast kernel that is wrong is
 # worth nothing. Without a GPU the bytes and the spills show that both reasons are gone, but not how much time that
@@ -226,8 +227,9 @@ if on_gpu:
         print(f"{name:17} {timing}")
 
 # %% [markdown]
-# If you mended both, 1.28 MB are moved instead of 10.2 MB, and nothing is spilled. The card's sentence is now about 4
-# programs. But a real layer of 4,096 channels has 512, so you can stop.
+# If you mended both, 1.29 MB are moved instead of 10.2 MB, and nothing is spilled. The card's sentence is now about 4
+# programs. But a real layer of 4,096 channels gives 512 programs, more than an H100's 132 multiprocessors. So you can
+# stop.
 #
 # ## What the counters say · deeper
 #
