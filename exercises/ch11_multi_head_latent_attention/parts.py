@@ -186,18 +186,11 @@ def noting_tiles(functions, query, cache, lengths, scale, value_dim, splits=None
 
     A driver is sent to the worker by its source alone, so it stands by itself.
     """
-    from triton.runtime.interpreter import InterpreterBuilder
-
     decode = functions["latent_decode" if splits is None else "split_latent_decode"]
     arguments = (query, cache, lengths, scale, value_dim, *([] if splits is None else [splits]))
     if functions.listen is None:
         return decode(*arguments)
-    multiply, rows, widened, loads = InterpreterBuilder.create_dot, [], [], []
-
-    def noting(builder, left, right, *others):
-        rows.append(min(left.data.shape[-2], right.data.shape[-1]))
-        widened.append(left.dtype.primitive_bitwidth > 8 * cache.element_size())
-        return multiply(builder, left, right, *others)
+    rows, widened, loads = [], [], []
 
     class Listener:
         launches = 0
@@ -212,12 +205,14 @@ def noting_tiles(functions, query, cache, lengths, scale, value_dim, splits=None
             if kind == "load" and self.launches == 2:
                 loads.append(sum(len(elements) for _, elements, _ in reached))
 
+        def multiplied(self, left, right, bits):
+            rows.append(min(left[-2], right[-1]))
+            widened.append(bits[0] > 8 * cache.element_size())
+
     functions.listen(Listener())
-    InterpreterBuilder.create_dot = noting
     try:
         return decode(*arguments)
     finally:
-        InterpreterBuilder.create_dot = multiply
         functions.listen(None)
         functions.noted |= {"widened": sum(widened), "loaded by the merge": max(loads, default=0)}
         functions.noted |= {"rows": min(rows)} if rows else {}

@@ -52,6 +52,9 @@ def watched_tiles(functions, x, programs, left=None):
                 if addresses.size == 1 and item_bytes in (4, 8):
                     self.draw(kind, int(addresses[0]), ctypes.c_int32 if item_bytes == 4 else ctypes.c_int64)
 
+        def multiplied(self, left, right, bits):
+            pass
+
         def draw(self, kind, address, number):
             now = number.from_address(address)
             if kind == "atomic":

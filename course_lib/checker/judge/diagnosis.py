@@ -141,7 +141,7 @@ def brief(outcome: Outcome) -> str:
     notes = [follows(leaf)]
     if outcome.seen.unwritten > 1 and added_to_what_was_there(outcome):  # one element is as large as a counter
         notes = ["added to memory that nobody had set", place(leaf.wrong)]
-    elif outcome.seen.unwritten >= bad:
+    elif outcome.seen.unwritten >= sum(int(one.wrong.sum()) for one in outcome.leaves if one.wrong is not None):
         notes = ["never written" if total > 1 else "it was never written", place(leaf.wrong)]
     elif outcome.seen.unwritten:
         notes.append(f"{outcome.seen.unwritten:,} hold memory that was never written")

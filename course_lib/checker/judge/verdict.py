@@ -114,7 +114,7 @@ class Verdict:
             "exercise": self.exercise,
             "outcome": self.outcome,
             "mistake": self.mistake,
-            "message": " ".join(part for part in (self.message, self.diagnosis) if part),
+            "message": " ".join(_ended(part) for part in (self.message, self.diagnosis) if part),
             "seconds": round(self.seconds, 3),
             "seed": self.seed,
             "cases": [{"name": case.name, "outcome": case.outcome, "detail": case.detail} for case in self.cases],
@@ -235,6 +235,11 @@ def _shell():
 def readable(text: str) -> str:
     """A text without what would move a terminal's cursor, turn a line's direction round, or be no Unicode in a file."""
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+
+
+def _ended(text: str) -> str:
+    """A text that another one follows: with a stop at its end, which a traceback's last line has not."""
+    return text if text.rstrip("\"'`)”").endswith((".", "!", "?", ":", "…")) else text + "."
 
 
 def _shorten(text: str, length: int) -> str:

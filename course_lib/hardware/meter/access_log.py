@@ -73,6 +73,9 @@ class _Listener:
         if self.launches:
             self.launches[-1].grid = grid
 
+    def multiplied(self, left, right, bits) -> None:
+        pass
+
     def accessed(self, kind: str, program: Program, item_bytes: int, reached: list, file: str, line: int) -> None:
         launch = self.launches[-1]
         self._programs.add(program)

@@ -72,6 +72,9 @@ class _Counter:
         if int(np.prod(grid, dtype=np.int64)) > self._current.programs or self._current.launches == 1:
             self._current.grid = grid
 
+    def multiplied(self, left, right, bits) -> None:
+        pass
+
     def accessed(self, kind: str, program, item_bytes: int, reached: list, file: str, line: int) -> None:
         kernel = self._current
         for argument, elements, allowed in reached:

@@ -11,7 +11,7 @@ import torch
 from course_lib.checker import TRITON, Case, Exercise, Mistake, Seen, Slip
 from course_lib.checker.judge import compare
 from course_lib.checker.judge.decide import judge
-from course_lib.checker.judge.diagnosis import undefined_lanes
+from course_lib.checker.judge.diagnosis import brief, undefined_lanes
 from course_lib.checker.judge.known_mistakes import find_mistake
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.runner.frames import Frame
@@ -76,6 +76,18 @@ def test_what_a_gpu_leaves_unwritten_is_not_blamed_on_the_interpreters_loads():
     on_gpu = Outcome(case, Seen(), nan, truth, wrong, interpreted=False)
     assert undefined_lanes([interpreted, on_gpu], lambda: [Frame(result=nan)]) == ""
     assert "kernel, line 4" in undefined_lanes([interpreted, on_gpu], lambda: [Frame(result=torch.zeros(2))])
+
+
+def test_what_one_result_lacks_is_not_said_of_another():
+    """Four elements were never written: those of the second result, whose first is written and wrong."""
+    case, zeros = Case("two", (torch.zeros(2),)), torch.zeros(4, dtype=torch.float64)
+    leaves = [
+        compare.Leaf(where, "values", value, zeros, wrong=torch.ones(4, dtype=torch.bool))
+        for where, value in (("result[0]", torch.ones(4)), ("result[1]", torch.full((4,), math.nan)))
+    ]
+    outcome = Outcome(case, Seen(unwritten=4), None, compare.Truth(None, None), leaves, interpreted=True)
+    text = brief(outcome)
+    assert "all 4 elements" in text and "4 hold memory that was never written" in text
 
 
 NOTHING_ELSE = {

@@ -63,7 +63,6 @@ RIGHT = {
     "a buffer by shape that is not given out": "    y = torch.mul(x, 2, out=out.setdefault(x.shape, x.clone()))\n"
     "    return y.clone()\n",
     "a factor by shape": "    return x * out.setdefault(x.shape, torch.tensor(2.0))\n",
-    "an input turned round": "    y = 2 * x\n    x.t_()\n    return y\n",
 }
 
 
@@ -71,6 +70,13 @@ RIGHT = {
 def test_what_may_be_kept_is_no_fault(body):
     verdict = judge(replace(DOUBLE, requirements=()), "out = {}\ndef double(x):\n" + body)
     assert verdict.passed, verdict
+
+
+@pytest.mark.parametrize("change", ["x.t_()", "x.resize_(1)", "x.unsqueeze_(0)", "x.set_(3 * x)"])
+def test_an_argument_that_becomes_another_tensor_was_changed(change):
+    """Its elements may all be there; whoever handed it in has something else in hand."""
+    verdict = judge(replace(DOUBLE, requirements=()), f"def double(x):\n    y = 2 * x\n    {change}\n    return y\n")
+    assert verdict.mistake == "modified_input" and "`x` was changed" in verdict.message, verdict
 
 
 def test_a_kept_result_that_is_written_in_place_is_found():

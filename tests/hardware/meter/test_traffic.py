@@ -132,6 +132,14 @@ def mixed_pointer_kernel(left, right, target, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def product_kernel(left, right, target, SIDE: tl.constexpr):
+    rows, columns = tl.arange(0, 16)[:, None], tl.arange(0, SIDE)[None, :]
+    tile = tl.load(left + rows * SIDE + columns)  # [16, SIDE]
+    other = tl.load(right + tl.arange(0, SIDE)[:, None] * 32 + tl.arange(0, 32)[None, :])  # [SIDE, 32]
+    tl.store(target + rows * 32 + tl.arange(0, 32)[None, :], tl.dot(tile.to(tl.float32), other))
+
+
+@triton.jit
 def failing_kernel(source, BLOCK: tl.constexpr):
     tl.load(source + tl.arange(0, BLOCK))
     tl.static_assert(BLOCK > 1000, "too small")
@@ -154,6 +162,7 @@ def triton_state():
         executor._init_args_hst,
         executor.__call__,
         "set_grid_dim" in vars(builder),
+        interpreter.InterpreterBuilder.create_dot,
     )
 
 
@@ -842,6 +851,9 @@ def test_a_listener_hears_what_happens_while_it_is_asked_to():
         def accessed(self, kind, program, item_bytes, reached, file, line):
             self.kinds.append(kind)
 
+        def multiplied(self, left, right, bits):
+            self.kinds.append((left, right, bits))
+
     heard, source = Heard(), torch.ones(4)
     with TrafficMeter() as meter:
         copy_kernel[(1,)](source, torch.empty(4), 4, BLOCK=4)
@@ -850,6 +862,29 @@ def test_a_listener_hears_what_happens_while_it_is_asked_to():
         meter.listen(None)
         copy_kernel[(1,)](source, torch.empty(4), 4, BLOCK=4)
     assert heard.kinds == ["begun", "launched", "load", "store"]
+
+
+def test_a_listener_hears_of_products_what_tiles_they_multiply():
+    class Heard:
+        products = []
+
+        def begun(self, kernel, arguments):
+            pass
+
+        def launched(self, kernel, grid):
+            pass
+
+        def accessed(self, kind, program, item_bytes, reached, file, line):
+            pass
+
+        def multiplied(self, left, right, bits):
+            self.products.append((tuple(left), tuple(right), bits))
+
+    left, right, product = torch.ones(16, 64, dtype=torch.float16), torch.ones(64, 32), torch.empty(16, 32)
+    with TrafficMeter(listener=Heard()):
+        product_kernel[(2,)](left, right, product, SIDE=64)
+    assert Heard.products == [((16, 64), (64, 32), (32, 32))] * 2
+    assert product.eq(64).all()
 
 
 def test_a_launch_refused_before_it_starts_is_not_recorded():

@@ -82,11 +82,13 @@ class GuardedTensor:
         seen = torch.as_strided(self.buffer, source.shape, source.stride(), self.margin)
         if _layout(self.tensor) != _layout(seen):  # an answer may have turned it round
             self.tensor = seen
+        self.layout = _layout(self.tensor)
 
     @property
     def first(self):
         """The tensor as it came, whatever was written since."""
-        return torch.as_strided(self.original, self.tensor.shape, self.tensor.stride(), self.margin)
+        _, shape, strides = self.layout
+        return torch.as_strided(self.original, shape, strides, self.margin)
 
     def _changed(self, part) -> bool:
         if not self.buffer[part].numel():
@@ -101,7 +103,8 @@ class GuardedTensor:
         return None
 
     def modified(self) -> bool:
-        return self._changed(slice(self.margin, self.margin + self.extent))
+        """Whether an element was, or the tensor itself: turned round, resized, made one of other memory."""
+        return _layout(self.tensor) != self.layout or self._changed(slice(self.margin, self.margin + self.extent))
 
     def restore(self) -> None:
         self.buffer.copy_(self.original)
@@ -112,7 +115,7 @@ class FarTensor:
 
     def __init__(self, name: str, source, device):
         self.name, self.tensor = name, source
-        self.original, self.shape, self.strides = source.clone(), source.shape, source.stride()
+        self.original, self.layout = source.clone(), _layout(source)
 
     def renew(self, source) -> None:
         """The values of another tensor of this shape, in the same memory."""
@@ -121,7 +124,8 @@ class FarTensor:
 
     @property
     def _laid_out(self):
-        return self.tensor.as_strided(self.shape, self.strides)
+        _, shape, strides = self.layout
+        return self.tensor.as_strided(shape, strides)
 
     @property
     def first(self):
@@ -132,6 +136,9 @@ class FarTensor:
         return None
 
     def modified(self) -> bool:
+        """Whether an element was, or the tensor itself."""
+        if _layout(self.tensor) != self.layout:
+            return True
         # Flat and copied: a last dimension of length 1 may have any stride, and cannot be seen as bytes.
         now, before = (
             tensor.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)

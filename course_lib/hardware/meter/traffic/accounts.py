@@ -67,6 +67,9 @@ class Listener(Protocol):
     ) -> None:
         """A load, a store or an atomic, of no lane at all where everything is masked off."""
 
+    def multiplied(self, left: tuple[int, ...], right: tuple[int, ...], bits: tuple[int, int]) -> None:
+        """A `tl.dot` of tiles of these shapes, and the bits of an element of each."""
+
 
 class Accounts:
     """The rows of all tensors, and the arguments of the kernel that runs.
@@ -97,6 +100,10 @@ class Accounts:
 
     def listen(self, listener: Listener | None) -> None:
         self._listener = listener
+
+    def multiplied(self, left: tuple[int, ...], right: tuple[int, ...], bits: tuple[int, int]) -> None:
+        if self._listener is not None:
+            self._listener.multiplied(left, right, bits)
 
     def contended_bytes(self) -> int:
         """Bytes for which the programs of a launch contended, those of all launches so far added up."""

@@ -94,6 +94,7 @@ class TrafficMeter:
                 enter(triton_internals.renumbered_programs(self._order))
             enter(triton_internals.tagged_pointers(self._accounts.tagged_address))
             enter(triton_internals.copied_arguments(self._allocations.pause, self._accounts.begin))
+            enter(triton_internals.products_told(self._accounts.multiplied))
             enter(triton_internals.interpreted_launches(self._launched))
             enter(self._allocations)
         except BaseException:

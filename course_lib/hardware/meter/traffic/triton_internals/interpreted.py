@@ -88,6 +88,22 @@ def tagged_pointers(address: Callable[[object], int | None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def products_told(notice: Callable[[tuple[int, ...], tuple[int, ...], tuple[int, int]], None]) -> Iterator[None]:
+    """Calls ``notice(left, right, bits)`` before each `tl.dot`: the tiles' shapes, and the bits of their elements."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    multiply = InterpreterBuilder.create_dot
+
+    def telling(self, left, right, *others):
+        bits = (left.dtype.primitive_bitwidth, right.dtype.primitive_bitwidth)
+        notice(left.data.shape, right.data.shape, bits)
+        return multiply(self, left, right, *others)
+
+    with replaced(InterpreterBuilder, "create_dot", telling):
+        yield
+
+
+@contextlib.contextmanager
 def copied_arguments(
     copying: Callable[[], contextlib.AbstractContextManager], notify: Callable[[str, dict, dict], None]
 ) -> Iterator[None]:
