@@ -96,8 +96,8 @@ class Scheduler:
         """
         parts: list[Part] = []
         left = self.budget
-        for job in [job for job in self.running if job.left == 1] + [job for job in self.running if job.left > 1]:
-            if job in self.running and left:  # it may have been sent back for another's sake
+        for job in sorted(self.running, key=lambda one: one.left > 1):
+            if left and job.number in self.allocator:  # it may have been sent back for another's sake
                 left -= self._take(job, min(job.left, left), parts)
         while left and self.joins:
             job = self.waiting.pop(0)
@@ -125,7 +125,7 @@ class Scheduler:
         for part in parts:
             job = part.job
             job.computed = part.begin + part.count
-            if part.asks and part.count > 1:
+            if part.count > 1 and part.asks:
                 self.allocator.share(job.number, job.tokens[: job.computed])
 
     def settle(self, job: Job) -> None:
@@ -162,6 +162,8 @@ class Scheduler:
 
         Nobody is sent back for a guess. A prompt's first token does not wait for a draft to read the prompt.
         """
+        if not any(part.job.request.speculate for part in parts):
+            return
         drafted: dict[int, Wanted] = {}  # by the part's place
         for place, part in enumerate(parts):
             job, request = part.job, part.job.request

@@ -48,6 +48,9 @@ class TextStream:
         return given
 
     def _given(self, piece: str) -> str:
+        if not self.stops:
+            self.text += piece
+            return piece
         known = self._held + piece
         found = [place for place in map(known.find, self.stops) if place >= 0]
         if found:

@@ -38,6 +38,10 @@ class PrefixAllocator:
         self._free = list(range(pages - 1, -1, -1))
         self._held: dict[Hashable, _Held] = {}
 
+    def __contains__(self, sequence: Hashable) -> bool:
+        """Whether there is a sequence of that name."""
+        return sequence in self._held
+
     def free_pages(self) -> int:
         """Pages that a sequence could get: those that nobody has, and those that the tree can give up."""
         return len(self._free) + self.tree.evictable
@@ -66,14 +70,15 @@ class PrefixAllocator:
         known = sequence in self._held
         held = self._held.get(sequence) or _Held([], 0, 0, self.tree.root)
         needed = -(-(held.length + count) // self.page_size) - len(held.pages)
-        if needed > self.free_pages():
+        if needed > len(self._free) and needed > self.free_pages():
             raise OutOfBlocks(
                 f"Sequence {sequence!r} needs {needed} more pages of {self.page_size} tokens, and {self.free_pages()} "
                 f"of {self.pages} can be had; free a sequence or wait until one ends."
             )
         if needed > len(self._free):
             self._free += self.tree.evict(needed - len(self._free))
-        held.pages += [self._free.pop() for _ in range(needed)]
+        if needed:
+            held.pages += [self._free.pop() for _ in range(needed)]
         held.length += count
         if not known:
             self._held[sequence] = held
