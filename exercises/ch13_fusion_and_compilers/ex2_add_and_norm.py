@@ -147,7 +147,7 @@ EXERCISE = Exercise(
     models=(model_of(add_and_normalise, CHANGES),),
     needs=TRITON,
     requirements=in_one_kernel(
-        *("rms_norm", "_fused_rms_norm", "rsqrt", "sqrt", "square", "resize_"),
+        *("rms_norm", "_fused_rms_norm", "rsqrt", "sqrt", "square"),
         elements=lambda x, *rest: 2 * x.numel(),  # both results may be parts of one tensor
         least_bytes=four_tensors,
         reads=(0, 1, 2),
