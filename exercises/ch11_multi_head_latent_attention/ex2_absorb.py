@@ -106,6 +106,10 @@ BOTH = "(absorbed @ latents.T + query_rope @ rope_keys.T) * head_dim**-0.5"
 SCALE = "The scale is 1/√(head_dim + rope_dim). In the expanded form, queries and keys have that length, such as 192. "
 SOFTMAX = "torch.softmax(scores, dim=1)"
 OF_QUERY, OF_VALUES = "torch.einsum('hd,hdc->hc', query, key_up)", "torch.einsum('hc,hvc->hv', mixed, value_up)"
+EACH_PART = (
+    "torch.softmax(absorbed @ latents.T * head_dim**-0.5, dim=1) {} "
+    "torch.softmax(query_rope @ rope_keys.T * head_dim**-0.5, dim=1)"
+)
 FROM = "(scores - {0}).exp() / (scores - {0}).exp().sum(1, keepdim=True)"
 CHANGES = (
     *edits("The rotary part is missing from the scores: add query_rope @ rope_keys.T.",
@@ -133,8 +137,10 @@ CHANGES = (
     *edits("The weights are scaled, after the softmax. Scale the scores, before it.",
         scaled_after_the_softmax=(BOTH, BOTH[1:BOTH.index(")")], SOFTMAX, f"{SOFTMAX} * head_dim**-0.5")),
     *edits("Each part of the scores got a softmax of its own. A score is the sum of both parts: add them first.",
-        alone=True, softmax_of_each_part=(SOFTMAX, "(torch.softmax(absorbed @ latents.T * head_dim**-0.5, dim=1) "
-        "+ torch.softmax(query_rope @ rope_keys.T * head_dim**-0.5, dim=1)) / 2")),
+        alone=True,
+        softmax_of_each_part=(SOFTMAX, EACH_PART.format("+")),
+        softmax_of_each_part__mean=(SOFTMAX, f"({EACH_PART.format('+')}) / 2"),
+        softmax_of_each_part__product=(SOFTMAX, EACH_PART.format("*"))),
     *edits("The softmax runs over the heads. It must run over the tokens, the last dimension of [heads, length].",
         softmax_over_heads=("dim=1", "dim=0")),
     *edits("One softmax runs over all heads and tokens. Each head needs a softmax of its own, over its tokens.",

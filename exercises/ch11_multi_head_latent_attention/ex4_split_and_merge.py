@@ -219,7 +219,10 @@ CHANGES = (
     *edits(parts.TOO_MANY, one_slot_too_many=("enumerate(lengths.tolist())", "enumerate((lengths + 1).tolist())")),
     *edits(LAST_ROWS, last_rows_lost=("-(-length // splits)", "length // splits")),
     *edits(NEXT_SPLIT,
-        reaches_into_the_next_split=("min(first + size, length)", "min(first + -(-size // 32) * 32, length)")),
+        **{f"reaches_into_the_next_split__tiles_of_{tile}": ("min(first + size, length)",
+        f"min(first + -(-size // {tile}) * {tile}, length)") for tile in (32, 16, 64, 128)}),
+    *edits("A split attends to the next one's rows. Split s begins at s · ⌈length / splits⌉: the first at row 0.",
+        begins_with_the_next_split=("first = split * size", "first = (split + 1) * size")),
     *edits(PAST_END, past_the_end=("min(first + size, length)", "first + size")),
     *edits(AVERAGED, averaged_without_weights=(WEIGHED, "outputs.mean(0)"),
         averaged_without_weights__present=("torch.exp(lses - reference)", "(lses > -INF).float()")),
@@ -270,6 +273,10 @@ CHANGES = (
         "merged(exchanged(torch.stack(outputs)), exchanged(torch.stack(lses)))"),
         results_exchanged__outputs=("merged(torch.stack(outputs)", "merged(exchanged(torch.stack(outputs))"),
         results_exchanged__log_sum_exps=(", torch.stack(lses))", ", exchanged(torch.stack(lses)))")),
+    *edits("In the merge a split's result got the weight of the next split, or of the one before. Load the result and "
+        "its log-sum-exp from the same row.", weight_of_another_split=("(weights * outputs)",
+        "(weights * outputs.roll(-1, 0))"),
+        weight_of_another_split__before=("(weights * outputs)", "(weights * outputs.roll(1, 0))")),
     *edits("The size of a split is taken from another sequence's length. Each sequence is split by its own.",
         split_of_the_first=("-(-length // splits)", "-(-int(lengths[0]) // splits)"),
         split_of_the_first__longest=("-(-length // splits)", "-(-int(lengths.max()) // splits)")),
@@ -319,7 +326,8 @@ EXERCISE = Exercise(
     ),
     models=(
         model_of(latent_splits, CHOSEN, entry="latent_splits"),
-        model_of(split_latent_decode, CHANGES, (over_rows, merged), USED, entry="split_latent_decode"),
+        # Mixed bases change every element, as many pairs do: the right one may be the 800th likeliest.
+        model_of(split_latent_decode, CHANGES, (over_rows, merged), USED, entry="split_latent_decode", most_pairs=1200),
     ),
     needs=TRITON,
     uses_dot=True,

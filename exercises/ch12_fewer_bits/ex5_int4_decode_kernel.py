@@ -289,6 +289,12 @@ CHANGES = (
         "read(key_scale, of_group - first // 64 * head_dim)")),
     *edits("A head's rows of scales begin too late. It has capacity // 64 of them, and not one more.",
         a_group_too_many=("cache * (capacity // 64)", "cache * (capacity // 64 + 1)")),
+    *edits("Where a head's scales of the keys begin was counted from the sequence's length. Each head has room for "
+        "capacity // 64 groups, however long its sequence is.",
+        groups_of_the_length=("cache * (capacity // 64)", "cache * (-(-length // 64))"),
+        groups_of_the_length__rounded_down=("cache * (capacity // 64)", "cache * (length // 64)")),
+    *edits("Where a head's tokens begin was counted from the sequence's length. Each head has room for `capacity` "
+        "tokens, however long its sequence is.", tokens_of_the_length=("cache * capacity", "cache * length")),
     *edits("The row of scales is taken by the token's number and not by the group's: divide by 64.",
         scales_by_token=("+ first // 64", "+ first")),
     *edits("All sequences and KV heads read the first one's scales of the keys. "

@@ -42,11 +42,12 @@ def norm_cases(draw):
         case("2 rows of 4,099: beyond a block of 4,096", 2, 4099, metered=True),
         case("a row of 16,384", 1, 16_384),
         case("numbers near 0.003 and an epsilon of 1e-5", 3, 96, values=tiny, epsilon=1e-5),
-        case("rows of zeros", 3, 64, values=zeros),
         case("float16, 5 rows of 777", 5, 777, dtype=torch.float16, metered=True),
         case("float16, numbers near 300: squares overflow", 3, 500, values=large, dtype=torch.float16),
         case("numbers near 0.003 and an epsilon of 1e-8", 3, 96, values=tiny, epsilon=1e-8),
         case("float16, rows of zeros and an epsilon of 1e-8", 3, 64, values=zeros, dtype=torch.float16, epsilon=1e-8),
+        # 1 / √epsilon is 100,000: too large for float16.
+        case("float16, rows of zeros and an epsilon of 1e-10", 3, 64, values=zeros, dtype=torch.float16, epsilon=1e-10),
         case(f"1,100 rows, {FAR_END}", 1100, 3),
         *beyond_32_bits(draw, "rows", [x, residual], *rest),
     ]
@@ -101,6 +102,7 @@ STEPS = {
     "sum_of_the_norm": ("The sum that is normalised was", "summed.float()"),
     "squares": ("The squares were", "wide * wide"),
     "mean_square": ("The mean square was", norms.MEAN),
+    "radicand": ("What stands under the root was", f"{norms.MEAN} + epsilon"),
     "inverse": ("The inverse root was", norms.INVERSE),
     "normalised": ("The normalised numbers were", "wide * inverse"),
     "weight": ("The weight was", "load(weight, column, inside, 0.0).float()"),
@@ -116,6 +118,11 @@ CHANGES = (
         mean_subtracted__before=(norms.WIDE, "wide = (exact - exact.sum(1, keepdim=True) / columns) * inside")),
     *norms.CHANGES,
     *rounded_on_the_way("half()", **STEPS),
+    *rounded_on_the_way("to(x.dtype)", radicand=STEPS["radicand"], inverse=STEPS["inverse"]),
+    *edits("The root was taken in 16 bits: what stands under it was rounded, and the inverse root too. Compute in "
+        "float32, and round only what you store, to the results' own dtype.", alone=True,
+        rounded_on_the_way__root=(norms.INVERSE,
+        f"(1 / torch.sqrt(({norms.MEAN} + epsilon).half().float())).half().float()")),
 )  # fmt: skip
 
 
@@ -140,7 +147,7 @@ EXERCISE = Exercise(
     models=(model_of(add_and_normalise, CHANGES),),
     needs=TRITON,
     requirements=in_one_kernel(
-        *("rms_norm", "_fused_rms_norm", "rsqrt", "sqrt", "square", "resize_"),
+        *("rms_norm", "_fused_rms_norm", "rsqrt", "sqrt", "square"),
         elements=lambda x, *rest: 2 * x.numel(),  # both results may be parts of one tensor
         least_bytes=four_tensors,
         reads=(0, 1, 2),

@@ -125,6 +125,13 @@ EXPONENTIAL, WHOLE = (
     "torch.exp(logits.float() - running_max[:, None])",
     "for part in logits.float().split(chunk, 1)], 1)",
 )
+
+
+def without_tail(end):
+    """What is subtracted at the targets, where the second pass ends there."""
+    return AT_TARGET.replace("smooth.", f"torch.cat((smooth[:, : {end}], logits[:, {end} :]), 1).", 1)
+
+
 CHANGES = (
     *edits("The sum so far was not rescaled when a chunk brought a larger maximum. Multiply it by exp(old - new).",
         sum_not_rescaled=(RESCALED, "running_sum")),
@@ -136,6 +143,13 @@ CHANGES = (
         one_chunk_alone__first=("range(0, vocabulary, chunk)", "range(0, min(chunk, vocabulary), chunk)")),
     *edits("The last chunk, which is not full, was left out. Let the loop reach the end of the vocabulary.",
         tail_left_out=("range(0, vocabulary, chunk)", "range(0, max(vocabulary // chunk, 1) * chunk, chunk)")),
+    *edits("The last chunk has no gradient: logits still stand there. Let the second loop reach the end of the "
+        "vocabulary, too.",
+        tail_without_gradient=(AT_TARGET, without_tail("max(vocabulary // chunk, 1) * chunk")),
+        tail_without_gradient__even_if_alone=(AT_TARGET, without_tail("vocabulary // chunk * chunk")),
+        tail_without_gradient__full_or_not=(AT_TARGET, without_tail("(vocabulary - 1) // chunk * chunk")),
+        tail_without_gradient__nor_target=("logits.copy_(gradient)",
+        "logits[:, : vocabulary // chunk * chunk] = gradient[:, : vocabulary // chunk * chunk]")),
     *edits("exp overflows, or all terms vanish: subtract the row's maximum before the exponential.",
         no_maximum=("torch.maximum(running_max, tile.amax(1))", "torch.zeros(rows)",
         "torch.full((rows,), -math.inf)", "torch.zeros(rows)")),

@@ -27,8 +27,8 @@ def padded(functions, counts, most):
 
 def best_buckets(counts, most):
     sizes = [size for size, count in enumerate(counts, 1) if count]
-    best = {0: (0, ())}
-    for _ in range(most):
+    best, allowed = {0: (0, ())}, most
+    for _ in range(allowed):
         longer = dict(best)
         for done, (rows, buckets) in best.items():
             for end in range(done + 1, len(sizes) + 1):
@@ -106,34 +106,35 @@ def left_of_all(sizes, counts, most):
 
 
 RESULT = "return list(best[len(sizes)][1])"
+ALLOWED = ", ())}, most"
 OFTEN = "sorted({}, key=lambda size: -counts[size - 1])"
 SIZES = "sizes = [size for size, count in enumerate(counts, 1) if count]"
 CHOICES = (
     *edits("The buckets are powers of two. If most batches have 12 rows, a bucket of 16 adds 4 rows to each of them. "
         "Choose the sizes that add the fewest rows for these counts.",
-        powers_of_two=(RESULT, "return sorted({1 << (size - 1).bit_length() for size in sizes})[-most:]")),
+        powers_of_two=(RESULT, "return sorted({1 << (size - 1).bit_length() for size in sizes})[-allowed:]")),
     *edits("The buckets are equally far apart, whatever the counts are. Weigh each batch size by how often it occurs.",
-        equally_far=(RESULT, "return sorted({-(-sizes[-1] * part // most) for part in range(1, most + 1)})")),
+        equally_far=(RESULT, "return sorted({-(-sizes[-1] * part // allowed) for part in range(1, allowed + 1)})")),
     *edits("The buckets are the most frequent sizes and the largest. But a size between two of them is padded to the "
         "next one, and that can add many rows. Compare the added rows of all choices.",
-        most_frequent=(RESULT, f"return sorted({{*{OFTEN.format('sizes')}[: most - 1], sizes[-1]}})"),
+        most_frequent=(RESULT, f"return sorted({{*{OFTEN.format('sizes')}[: allowed - 1], sizes[-1]}})"),
         most_frequent__beside_the_largest=(RESULT,
-        f"return sorted({{*{OFTEN.format('sizes[:-1]')}[: most - 1], sizes[-1]}})"),
+        f"return sorted({{*{OFTEN.format('sizes[:-1]')}[: allowed - 1], sizes[-1]}})"),
         most_frequent__of_equals_the_larger=(RESULT,
-        f"return sorted({{*{OFTEN.format('sizes[-2::-1]')}[: most - 1], sizes[-1]}})")),
+        f"return sorted({{*{OFTEN.format('sizes[-2::-1]')}[: allowed - 1], sizes[-1]}})")),
     *edits("The buckets are the most frequent sizes alone. The largest batch that occurs needs a bucket too, however "
         "seldom it is. And a size between two buckets is padded to the next one, so compare the added rows of all "
         "choices.",
-        only_most_frequent=(RESULT, f"return sorted({OFTEN.format('sizes')}[:most])")),
+        only_most_frequent=(RESULT, f"return sorted({OFTEN.format('sizes')}[:allowed])")),
     *edits("The buckets were chosen one at a time, each so that it pads the fewest rows beside those that were chosen "
         "before (or taken away one at a time). An early choice that is best by itself need not belong to the best "
         "set. Compare whole sets: for each last bucket, the best choice for the sizes below it.",
-        one_at_a_time=(RESULT, "return one_after_another(sizes, counts, most)"),
-        one_at_a_time__taken_away=(RESULT, "return left_of_all(sizes, counts, most)")),
+        one_at_a_time=(RESULT, "return one_after_another(sizes, counts, allowed)"),
+        one_at_a_time__taken_away=(RESULT, "return left_of_all(sizes, counts, allowed)")),
     *edits("The buckets hold equally many steps each. But what counts is how many rows are added, and a few steps that "
         "are padded by many rows add as many as many steps that are padded by few.",
-        equally_many_steps=(RESULT, "return sorted({next(size for size in sizes if sum(counts[:size]) * most >= "
-        "sum(counts) * part) for part in range(1, most + 1)})")),
+        equally_many_steps=(RESULT, "return sorted({next(size for size in sizes if sum(counts[:size]) * allowed >= "
+        "sum(counts) * part) for part in range(1, allowed + 1)})")),
     *edits("counts[i] was taken for the steps with i sequences, but it is that of i + 1: nobody counts steps without "
         "any.",
         sizes_from_0=(SIZES, SIZES.replace(", 1)", ")"), "counts[size - 1]", "counts[size]")),
@@ -144,10 +145,10 @@ CHOICES = (
         last_is_the_length__beside_the_others=(RESULT, "return sorted({*best[len(sizes)][1], len(counts)})"),
         last_is_the_length__from_the_start=(SIZES, SIZES.replace("if count", "if count or size == len(counts)"))),
     *edits("The buckets are not in rising order: sort them.", falling=(RESULT, f"{RESULT}[::-1]")),
-    *edits("One bucket less than allowed was used.", one_too_few=("range(most)", "range(max(1, most - 1))")),
-    *edits("One bucket more than allowed was used.", one_too_many=("range(most)", "range(most + 1)")),
+    *edits("One bucket less than allowed was used.", one_too_few=(ALLOWED, ", ())}, max(1, most - 1)")),
+    *edits("One bucket more than allowed was used.", one_too_many=(ALLOWED, ", ())}, most + 1")),
     *edits("There is only one bucket, the largest batch. `most` buckets are allowed.",
-        largest_alone=("range(most)", "range(1)")),
+        largest_alone=(ALLOWED, ", ())}, 1")),
     *edits("For each bucket, the padded rows of only one size were counted. A bucket serves several sizes: add up the "
         "padded rows of all of them.",
         last_size_alone=("for size in sizes[done:end]", "for size in sizes[done:done + 1]")),

@@ -144,6 +144,7 @@ STORED, PAGES, SEEN = "stored = slots", "pages = tables", "places < lengths[:, N
 PLACE = "[stored // page_size, :, stored % page_size] = "
 KEY = f"stored_keys{PLACE}key.to(key_pages.dtype)"
 VALUE = f"stored_values{PLACE}value.to(value_pages.dtype)"
+OF_TABLE = "tables[torch.arange(len(tables)), (lengths - 1).clamp(min=0) // page_size]"
 AFTERWARDS = "key_pages, value_pages = keys, values"
 ONE_AXIS = ".transpose(1, 2).flatten(2, 3)"
 CHANGES = (
@@ -171,6 +172,12 @@ CHANGES = (
         one_too_many_seen=(SEEN, "places <= lengths[:, None]")),
     *edits("The new token was stored at its place in the sequence, as if the sequence began at slot 0. Use `slots`.",
         place_for_slot=(STORED, "stored = lengths - 1")),
+    *edits("The page's number was taken for a slot. A page has page_size slots: token n of a sequence is in slot "
+        "tables[n // page_size] * page_size + n % page_size, which `slots` holds.",
+        page_for_slot=(STORED, "stored = slots // page_size"),
+        page_for_slot__times_its_size=(STORED, "stored = slots // page_size * page_size"),
+        page_for_slot__from_the_table=(STORED, f"stored = {OF_TABLE}"),
+        page_for_slot__from_the_table_times_its_size=(STORED, f"stored = {OF_TABLE} * page_size")),
     *edits("A slot was split in the wrong way. Its page is slot // page_size, and its place there slot % page_size.",
         slot_taken_apart=("stored // page_size, :, stored % page_size",
         "stored % key_pages.shape[0], :, stored // key_pages.shape[0] % page_size")),
@@ -190,9 +197,11 @@ CHANGES = (
         "first, with transpose(1, 2).",
         heads_mixed=(ONE_AXIS, ".reshape(len(pages), -1, heads, head_dim).transpose(1, 2)"),
         heads_mixed__in_front=(ONE_AXIS, ".reshape(len(pages), heads, -1, head_dim)")),
-    *edits("The query attended to the pages as they were before the new token. Store its key and value first, and read "
-        "the pages then.", stored_late=("stored_keys[pages]", "key_pages[pages]",
-        "stored_values[pages]", "value_pages[pages]")),
+    *edits("The query attended to pages as they were before the new token. Store the new key and the new value first, "
+        "and read the pages then.",
+        stored_late=("stored_keys[pages]", "key_pages[pages]", "stored_values[pages]", "value_pages[pages]"),
+        stored_late__of_the_key=("stored_keys[pages]", "key_pages[pages]"),
+        stored_late__of_the_value=("stored_values[pages]", "value_pages[pages]")),
     *edits("The new key and value are not in the pages afterwards, or not in those that were given: write into them in "
         "place. An index makes a copy (key_pages[pages][...] = key writes into that).",
         not_stored=(AFTERWARDS, "pass"),

@@ -80,6 +80,7 @@ def trace(draw, backends, *, late=True, shuffled=False, others=True, steps=1):
         begins = [event["ts"] for event in events if event["cat"] == "user_annotation"]
         if begins == sorted(begins):  # by chance the layers stand in their order
             events.reverse()
+        events.sort(key=lambda event: event["cat"] != "kernel")  # each kernel stands before its launch
     return events
 
 

@@ -98,6 +98,26 @@ WRONG = {
             f"               + torch.softmax(query_rope @ rope_keys.T / {ROOT}, dim=1)) / 2",
         ),
     ),
+    "softmax_of_each_part__added": changed(
+        "11.2",
+        (f"torch.softmax({SCALED}, dim=1)",
+         f"torch.softmax(absorbed @ latents.T / {ROOT}, dim=1) "
+         f"+ torch.softmax(query_rope @ rope_keys.T / {ROOT}, dim=1)"),
+    ),
+    "softmax_of_each_part__product": changed(
+        "11.2",
+        (f"torch.softmax({SCALED}, dim=1)",
+         f"torch.softmax(absorbed @ latents.T / {ROOT}, dim=1) "
+         f"* torch.softmax(query_rope @ rope_keys.T / {ROOT}, dim=1)"),
+    ),
+    "rope_forgotten__and_one_softmax": changed(
+        "11.2", (" + query_rope @ rope_keys.T", ""),
+        (f"torch.softmax({SCALED}, dim=1)", f"torch.softmax(({SCALED}).flatten(), dim=0).view_as(scores)"),
+    ),
+    # Over the heads a rotary part that all heads share cancels, as one that is missing: only the softmax can be named.
+    "softmax_over_heads__and_rope_forgotten": changed(
+        "11.2", (" + query_rope @ rope_keys.T", ""), ("dim=1)", "dim=0)")
+    ),
     "rope_scaled_apart__each_as_long_as_it_is": changed(
         "11.2",
         (

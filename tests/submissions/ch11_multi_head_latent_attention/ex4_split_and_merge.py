@@ -105,6 +105,26 @@ WRONG = {
     "empty_sequence_nan": changed("11.4", ('tl.where(largest == float("-inf"), 0.0, largest)', "largest")),
     "last_rows_lost": changed("11.4", ("tl.cdiv(length, splits)", "length // splits")),
     "reaches_into_the_next_split": changed("11.4", ("present = tokens < last", "present = tokens < length")),
+    "reaches_into_the_next_split__in_tiles_of_64": changed(
+        "11.4", ("present = tokens < last", "present = tokens < length"), ("BLOCK_N=32", "BLOCK_N=64")
+    ),
+    "reaches_into_the_next_split__and_mixed_bases": changed(
+        "11.4", ("present = tokens < last", "present = tokens < length"), (MERGE, MERGE.replace("exp2", "exp")),
+        ("tl.exp2(lses - reference)", "tl.exp(lses - reference)"),
+    ),
+    "reaches_into_the_next_split__and_natural_logarithm": changed(
+        "11.4", ("present = tokens < last", "present = tokens < length"), ("tl.log2(total)", "tl.log(total)")
+    ),
+    "begins_with_the_next_split": changed(
+        "11.4", ("start = split * split_length", "start = (split + 1) * split_length")
+    ),
+    "weight_of_another_split": changed(
+        "11.4", ("(row * splits + split) * LATENT", "(row * splits + (split + 1) % splits) * LATENT")
+    ),
+    "mixed_bases__and_weight_of_another_split": changed(
+        "11.4", ("(row * splits + split) * LATENT", "(row * splits + (split + 1) % splits) * LATENT"),
+        (MERGE, MERGE.replace("exp2", "exp")), ("tl.exp2(lses - reference)", "tl.exp(lses - reference)"),
+    ),
     "past_the_end": changed("11.4", (LAST, "last = start + split_length")),
     "averaged_without_weights": changed("11.4", (MERGE, "weight = 1.0 / splits"), (DIVIDED, "")),
     "added_without_weights": changed("11.4", (MERGE, "weight = 1.0"), (DIVIDED, "")),

@@ -115,6 +115,10 @@ WRONG = {
         ),
     ),
     "a_group_too_many": changed("12.5", ("cache * (capacity // 64)", "cache * (capacity // 64 + 1)")),
+    # Right wherever all heads but the first have as many groups as the cache has room for.
+    "groups_of_the_length": changed("12.5", ("cache * (capacity // 64)", "cache * tl.cdiv(length, 64)")),
+    "groups_of_the_length__rounded_down": changed("12.5", ("cache * (capacity // 64)", "cache * (length // 64)")),
+    "tokens_of_the_length": changed("12.5", ("cache * capacity + tokens", "cache * length + tokens")),
     "one_accumulator_rescaled": changed("12.5", ("output_odd * rescale[:, None]", "output_odd")),
     "sign_not_extended": changed(
         "12.5",

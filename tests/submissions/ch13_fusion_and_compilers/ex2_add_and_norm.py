@@ -99,6 +99,9 @@ WRONG = {
     "modified_input": changed("13.2", ("    summed = torch.empty_like(normalised)\n", "    summed = x\n")),
     "modified_input__by_pytorch": changed("13.2", (SHAPE, f"{SHAPE}\n    x += residual")),
     "modified_input__resized": changed("13.2", (SHAPE, f"{SHAPE}\n    x.resize_(rows, 2 * hidden)")),
+    "modified_input__weight_resized": changed(
+        "13.2", (SHAPE, f"{SHAPE}\n    weight.resize_(triton.next_power_of_2(hidden))")
+    ),
     "modified_input__by_its_rows": changed(
         "13.2", ("    summed = torch.empty_like(normalised)\n", "    summed = residual\n"),
         ("summed_pointer + row * hidden", "summed_pointer + row * residual_stride"),
@@ -152,6 +155,18 @@ WRONG = {
     ),
     "rounded_on_the_way__mean_square": changed(
         "13.2", (INVERSE, f"tl.rsqrt({MEAN}.to(tl.float16).to(tl.float32) + epsilon)")
+    ),
+    # One rounding of the inverse root is small, but 1 / √epsilon may have no room in float16.
+    "rounded_on_the_way__inverse_root": changed("13.2", (INVERSE, f"({INVERSE}).to(x.dtype).to(tl.float32)")),
+    "rounded_on_the_way__inverse_root_in_float16": changed("13.2", (INVERSE, f"{INVERSE}.to(tl.float16)")),
+    "rounded_on_the_way__under_the_root": changed(
+        "13.2", (INVERSE, f"tl.rsqrt(({MEAN} + epsilon).to(tl.float16).to(tl.float32))")
+    ),
+    "rounded_on_the_way__under_the_root_in_its_own_dtype": changed(
+        "13.2", (INVERSE, f"tl.rsqrt(({MEAN} + epsilon).to(x.dtype).to(tl.float32))")
+    ),
+    "rounded_on_the_way__the_whole_root": changed(
+        "13.2", (INVERSE, f"tl.rsqrt(({MEAN} + epsilon).to(tl.float16).to(tl.float32)).to(tl.float16).to(tl.float32)")
     ),
     "squared_in_16_bits__mean": changed(
         "13.2", (INVERSE, f"tl.rsqrt({MEAN}.to(x.dtype).to(tl.float32) + epsilon)")

@@ -46,6 +46,10 @@ def rope_in_place(qkv, cosine, sine, positions, query_heads, key_heads):
 """
 
 WRONG = {
+    "modified_input": changed(
+        "13.3", ("    heads = query_heads + key_heads\n    rope", "    heads = query_heads + key_heads\n"
+                 "    positions.resize_(triton.next_power_of_2(len(positions)))\n    rope")
+    ),
     "rounded_on_the_way": changed(
         "13.3", ("(x * cosine - y * sine)", "((x * cosine).to(dtype) - (y * sine).to(dtype))")
     ),

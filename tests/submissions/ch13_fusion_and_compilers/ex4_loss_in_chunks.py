@@ -1,6 +1,6 @@
 """Wrong answers to exercise 13.4, and unusual right ones."""
 
-from tests.submissions.edits import changed
+from tests.submissions.edits import changed, edited
 
 RESCALED = "running_sum * torch.exp(running_max - new_max)"
 WEIGHT = "weight = torch.where(counts, 1 / number, 0.0)"
@@ -76,6 +76,22 @@ WRONG = {
             "for tile in chunks:\n        wide",
             "for tile in chunks[: max(vocabulary // chunk, 1)]:\n        wide",
         ),
+    ),
+    # The loss is right, and the gradient of the last chunk is missing.
+    "tail_without_gradient": changed(
+        "13.4", ("chunks:\n        tile.copy_", "chunks[: max(vocabulary // chunk, 1)]:\n        tile.copy_")
+    ),
+    "tail_without_gradient__even_if_alone": changed(
+        "13.4", ("chunks:\n        tile.copy_", "chunks[: vocabulary // chunk]:\n        tile.copy_")
+    ),
+    "tail_without_gradient__full_or_not": changed(
+        "13.4", ("chunks:\n        tile.copy_", "chunks[:-1]:\n        tile.copy_")
+    ),
+    "tail_without_gradient__nor_target": edited(
+        IN_EACH_CHUNK,
+        ("chunk):\n        tile = logits[:, start : start + chunk]\n        column",
+         "chunk):\n        if start + chunk > vocabulary:\n            break\n"
+         "        tile = logits[:, start : start + chunk]\n        column"),
     ),
     "no_maximum": changed(
         "13.4",

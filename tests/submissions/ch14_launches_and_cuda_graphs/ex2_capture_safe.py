@@ -98,6 +98,8 @@ WRONG = {
     "value_not_stored": changed("14.2", (f"    {VALUE}\n", "")),
     "value_not_stored__in_a_copy": changed("14.2", (VALUE, f"value_cache = value_cache.clone()\n    {VALUE}")),
     "stored_late": changed("14.2", (f"    {KEY}\n    {VALUE}\n", ""), (COPIED, f"{COPIED}\n    {KEY}\n    {VALUE}")),
+    "stored_late__the_value": changed("14.2", (f"    {VALUE}\n", ""), (COPIED, f"{COPIED}\n    {VALUE}")),
+    "stored_late__the_key": changed("14.2", (f"    {KEY}\n", ""), (COPIED, f"{COPIED}\n    {KEY}")),
     "scale_of_another_size": changed("14.2", ("math.sqrt(head_dim)", "math.sqrt(key.shape[1])")),
     "scale_of_another_size__no_root": changed("14.2", ("math.sqrt(head_dim)", "head_dim")),
     "softmax_over_heads": changed("14.2", ("softmax(dim=-1)", "softmax(dim=1)")),

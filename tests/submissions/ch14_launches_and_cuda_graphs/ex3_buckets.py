@@ -55,6 +55,15 @@ WRONG = {
                  "    return sorted(i + 1 for i in often[:most])"),
     ),
     "one_at_a_time": changed("14.3", (RETURN, GREEDY)),
+    # Each by itself is named, so both must be.
+    "one_at_a_time__and_one_too_few": changed(
+        "14.3", (RETURN, GREEDY.replace("min(most, len(sizes))", "min(most - 1, len(sizes))"))
+    ),
+    "most_frequent__and_one_too_few": changed(
+        "14.3",
+        (RETURN, "often = sorted(sizes[:-1], key=lambda size: -counts[size - 1])[: max(0, most - 2)]\n"
+                 "    return sorted([*often, sizes[-1]])"),
+    ),
     "one_at_a_time__taken_away": changed("14.3", (RETURN, TAKEN_AWAY)),
     "equally_many_steps": changed(
         "14.3",

@@ -7,6 +7,7 @@ VALUE = "value_pages[slots // page_size, :, slots % page_size] = value"
 SEEN = "seen = torch.arange(keys.shape[2], device=query.device) < lengths[:, None]"
 COPIED = "output.copy_((weights[:, :, None] @ values)[:, :, 0])"
 SIZES = "page_size, head_dim = key_pages.shape[2:]"
+OF_TABLE = "tables[torch.arange(len(tables)), (lengths - 1).clamp(min=0) // page_size]"
 SLOTS, LENGTHS = "slots[count:] = unused_slot", "    lengths[count:] = 0\n"
 FILLED = "for buffer, tensor in zip((*vectors, slots, lengths), (*new_vectors, new_slots, new_lengths)):"
 KEPT = ("def paged_step(", "_kept = {}\n\n\ndef paged_step(")
@@ -101,6 +102,19 @@ WRONG = {
     "stored_late": changed(
         "14.4", (f"    {KEY}\n    {VALUE}\n", ""), (COPIED, f"{COPIED}\n    {KEY}\n    {VALUE}")
     ),
+    "stored_late__the_value": changed(
+        "14.4",
+        (f"    {VALUE}\n", ""), ("    keys = key_pages[tables]", "    values = value_pages[tables]\n"
+                                 f"    {VALUE}\n    keys = key_pages[tables]"),
+        ("values = value_pages[tables].transpose", "values = values.transpose"),
+    ),
+    "stored_late__the_key": changed(
+        "14.4",
+        (f"    {KEY}\n", ""), ("flatten(2, 3)\n    scores", f"flatten(2, 3)\n    {KEY}\n    scores"),
+    ),
+    "page_for_slot": changed("14.4", (SIZES, f"{SIZES}\n    slots = slots // page_size")),
+    "page_for_slot__from_the_table": changed("14.4", (SIZES, f"{SIZES}\n    slots = {OF_TABLE}")),
+    "page_for_slot__its_first_place": changed("14.4", (SIZES, f"{SIZES}\n    slots = {OF_TABLE} * page_size")),
     "masked_with_0": changed("14.4", ("-math.inf", "0.0")),
     "masked_with_0__and_padded_rows_stored": changed("14.4", ("-math.inf", "0.0"), (f"    {SLOTS}\n", "")),
     "masked_late": changed(
