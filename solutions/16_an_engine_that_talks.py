@@ -187,11 +187,13 @@ print(f"at the end: {answer.end()!r}")
 # says Paris.
 #
 # Why? Queries and keys are permuted alike, so their dot product without a rotation is unchanged. Only the positions are
-# wrong: a pair now turns at the speed of another one. At position 0 nothing is turned at all, so a test there passes
-# ([torchtune#2669](https://github.com/meta-pytorch/torchtune/pull/2669)). A short prompt has small angles, and "France"
-# and "capital" are enough to find Paris. The longer the text, the more the order of the words matters.
+# wrong: a pair now turns at the speed of another one. At position 0 nothing is turned at all, so a test with one token
+# passes. A short prompt has small angles, and "France" and "capital" are enough to find Paris. The longer the text, the
+# more the order of the words matters.
 #
 # The rule for a loader is therefore: compare a number that depends on every weight. Perplexity of a paragraph is one.
+# It showed the same mistake in another library: 35.0 in place of 11.1
+# ([AiDotNet#2074](https://github.com/ooples/AiDotNet/pull/2074)).
 
 # %% [markdown]
 # <<EXERCISE 16.1>>
@@ -271,9 +273,10 @@ draw_steps({
 # back, request 3 has to run 9 tokens again, its prompt of 5 and the 4 that it had written. Request 2 has to run only 2,
 # because most of its old pages had not been given to anybody else yet.
 #
-# A policy can be wrong without an error, too. A real engine ran *either* a step of prompts *or* a step of decodes, and
-# while prompts kept coming, nobody's text went on. When it mixed them, a short request's first token came after 1.9 s
-# and no longer after 82.4 s ([ATOM#1835](https://github.com/ROCm/ATOM/pull/1835)).
+# A policy can be wrong without an error, too. One engine ran no decode in a step that had any piece of a prompt. While
+# a prompt of 600,104 tokens was being read, a request of 101 tokens waited 82.4 s for its first token. With a scheduler
+# that mixes them it waited 1.9 s, and the long prompt took 0.6 s longer
+# ([ATOM#1835](https://github.com/ROCm/ATOM/pull/1835), eight MI355X).
 
 # %% [markdown]
 # <<EXERCISE 16.6>>
@@ -362,9 +365,10 @@ print(f"{ones} words of 2³² become 1. The largest gives the noise {float(-torc
 measured("16 tokens of text until the noise is infinite", 2**32 / ones / 49_152, "tokens")
 
 # %% [markdown]
-# So once in some 700 tokens, a random token appears in the text. You would not find it by reading. A published engine
-# divided by $2^{32} - 1$, with the same effect, until somebody found a seed that shows it
-# ([sglang#25133](https://github.com/sgl-project/sglang/pull/25133)). Two other mistakes are as quiet. If all requests
+# So once in some 700 tokens, a random token appears in the text. You would not find it by reading. SGLang computed in
+# float64, but divided by $2^{32} - 1$, so that the largest word became 1. With 248,000 tokens that is one token of text
+# in 17,000 ([sglang#33423](https://github.com/sgl-project/sglang/pull/33423)). Somebody had found a seed that shows it
+# ([sglang#25106](https://github.com/sgl-project/sglang/issues/25106)). Two other mistakes are as quiet. If all requests
 # of a batch share their noise, two users who ask the same get the same answer. If the position is not hashed, one
 # request prefers the same tokens at each place.
 
@@ -386,8 +390,8 @@ measured("16 tokens of text until the noise is infinite", 2**32 / ones / 49_152,
 # **In which order?** Temperature first, because it changes the probabilities that top-p adds up. Then k and p: does p
 # count the whole distribution or what k has left? With probabilities .35, .25, .20, .05 and a tail, k = 4 and p = .82,
 # the sets differ. On the whole distribution, .35 + .25 + .20 = .80 is below .82, so the fourth token stays: four
-# tokens. Renormalised after top-k, the first three weigh .80 / .85 = .94, so three are enough. Two paths of one engine
-# did it in these two ways ([sglang#36173](https://github.com/sgl-project/sglang/pull/36173)).
+# tokens. Renormalised after top-k, the first three weigh .80 / .85 = .94, so three are enough. In SGLang some paths did
+# it one way and some the other ([sglang#36173](https://github.com/sgl-project/sglang/pull/36173)).
 #
 # **What about ties?** With [.4, .3, .3, 0] and k = 2, the edge falls between two equal tokens. If you keep every token
 # that is as likely as the last one, you keep three, and k is no limit any more
@@ -580,9 +584,9 @@ measured("16 prompt tokens of a chat, without the tree over with it", without_tr
 # The longer the chat, the larger the ratio, because without the tree the prompts grow with each turn. Mistakes in such
 # a tree are of a bad kind: a page that is given away too early holds somebody else's text. In one engine, the loop that
 # locks stepped to the parent before it locked, so the node in use stayed unlocked
-# ([mini-sglang#52](https://github.com/sgl-project/mini-sglang/pull/52)). In another, a split changed one of two
-# counters of pages, and the cache believed it had -3 to give away
-# ([sglang#28692](https://github.com/sgl-project/sglang/issues/28692)).
+# ([mini-sglang#52](https://github.com/sgl-project/mini-sglang/pull/52)). In another, splitting a node left out one
+# update of a counter, and the cache believed that it had -3 tokens to give away
+# ([mllm#656](https://github.com/UbiquitousLearning/mllm/pull/656)).
 
 # %% [markdown]
 # <<EXERCISE 16.7>>
@@ -692,8 +696,8 @@ draw_waits(waits, "steps")
 # So look at the longest wait as well, and ask of each request whether it can be overtaken without end. One remedy is
 # *aging*: the longer a request has waited, the higher its priority becomes.
 #
-# Means can be wrong in a simpler way, too. A rate that divides all bytes of a transfer by the time of its last chunk
-# reports several times the truth ([sglang#31993](https://github.com/sgl-project/sglang/pull/31993)).
+# Means can be wrong in a simpler way, too. A rate of transfers divided all bytes by the time of the last chunk, and
+# reported more than 100 GB/s on a network of 50 ([sglang#31993](https://github.com/sgl-project/sglang/pull/31993)).
 
 # %% [markdown]
 # <<FINALE>>
@@ -743,17 +747,18 @@ self_check(
 #   default in its [scheduler's configuration](https://docs.vllm.ai/en/stable/api/vllm/config/scheduler/) is 2,048
 #   tokens and 128 sequences, and the server sets other values for a real card. Requests are served in order of arrival
 #   or by priority. One that loses its pages is recomputed.
-# - **SGLang** keeps prefixes in a radix tree ([arXiv 2312.07104](https://arxiv.org/abs/2312.07104)), and can serve the
-#   requests with the longest known prefix first. Its Python prepares the next step while the GPU runs this one, as the
-#   course's engine does in `course_lib/serving/fast_step.py`.
+# - **SGLang** keeps prefixes in a radix tree ([arXiv 2312.07104](https://arxiv.org/abs/2312.07104)), and one of its
+#   [policies](https://mintlify.com/sgl-project/sglang/concepts/architecture) serves the request with the longest known
+#   prefix first. That saves work, but a request with an unknown beginning may be overtaken again and again.
 # - **TensorRT-LLM** calls continuous batching *in-flight batching*. Its
 #   [documentation](https://nvidia.github.io/TensorRT-LLM/features/disagg-serving.html) describes *disaggregated
 #   serving*: prompts run on some GPUs and decodes on others, so that a prompt cannot hold up anybody's next token. The
 #   pages of the cache are sent between them.
 # - **Is that faster?** vLLM's [page about it](https://docs.vllm.ai/en/latest/features/disagg_prefill/) says plainly
 #   that it does not improve throughput. It lets you tune the time to the first token and the time per token separately.
-#   And both sides must agree on the layout of a page. One pair wrote pages as [head, slot] and read them as
-#   [slot, head] ([TensorRT-LLM#6507](https://github.com/NVIDIA/TensorRT-LLM/pull/6507)).
+#   And both sides must agree on the layout of a page. In one case the kernels that sent pages took them as [head,
+#   slot], while they lay as [slot, head], and the answers were wrong
+#   ([TensorRT-LLM#6507](https://github.com/NVIDIA/TensorRT-LLM/issues/6507)).
 # - **Trees of guesses.** EAGLE and others guess several continuations at once, as a tree. A node sees the text and its
 #   own ancestors, and its position is its parent's plus one. A causal triangle is not enough as a mask, because
 #   siblings must not see each other. SGLang's

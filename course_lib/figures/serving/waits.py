@@ -25,6 +25,7 @@ def draw_waits(waits: Mapping[str, Sequence[float]], unit: str):
             axes.axhline(value, color=color, linewidth=1.4, linestyle="--")
             axes.text(len(ordered) + 2, place, f"{label} {value:.0f}", color=INK, fontsize=10, va="bottom")
         axes.set_title(name, fontsize=12)
+        axes.set_xticks(range(0, len(ordered) + 1, 10))
         axes.set(xlabel="requests, by how long they waited", xlim=(0, 1.35 * len(ordered)), ylim=(0, 1.12 * highest))
     all_axes[0][0].set_ylabel(f"to the first token [{unit}]")
     return figure
