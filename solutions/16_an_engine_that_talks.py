@@ -187,12 +187,12 @@ print(f"at the end: {answer.end()!r}")
 # says Paris.
 #
 # Why? Queries and keys are permuted alike, so their dot product without a rotation is unchanged. Only the positions are
-# wrong: a pair now turns at the speed of another one. At position 0 nothing is turned at all, so a test with one token
-# passes. A short prompt has small angles, and "France" and "capital" are enough to find Paris. The longer the text, the
-# more the order of the words matters.
+# wrong, because the numbers that are turned together no longer belong together. At position 0 nothing is turned at all,
+# so a test with one token passes. In a short prompt most pairs have turned only a little, and "France" and "capital"
+# are enough to find Paris. The longer the text, the more the order of the words matters.
 #
 # The rule for a loader is therefore: compare a number that depends on every weight. Perplexity of a paragraph is one.
-# It showed the same mistake in another library: 35.0 in place of 11.1
+# It showed the same mistake in another library: 35.0 instead of 11.1
 # ([AiDotNet#2074](https://github.com/ooples/AiDotNet/pull/2074)).
 
 # %% [markdown]
@@ -293,8 +293,8 @@ draw_steps({
 # $T = 0.5$. As $T$ goes to 0, the largest logit always wins, which is called *greedy*.
 #
 # The obvious kernel takes three passes: the maximum, the sum, and a running sum that stops at a random number. The
-# *Gumbel maximum* takes one. Give each token an own random number $u_t$ between 0 and 1, and take the token with the
-# largest
+# *Gumbel maximum* takes one. Give each token a random number $u_t$ of its own, between 0 and 1, and take the token with
+# the largest
 #
 # $$x_t / T - \log(-\log u_t)$$
 #
@@ -314,7 +314,7 @@ draw_steps({
 # **Where does $u$ come from?** Not from a generator with a state. Such a generator would give your request other
 # numbers when somebody else's request draws before it. Instead $u$ is a *hash* of (seed, position, token), a function
 # that mixes their bits thoroughly. The same request then draws the same tokens alone, in any batch, and again after it
-# was sent back to wait. Hashes in place of states are called *counter-based*.
+# was sent back to wait. Hashes instead of states are called *counter-based*.
 #
 # The next cell draws the byte after "Alice was " from chapter 05's small model, 100 times and 5,000 times. All draws
 # share one seed and differ in their position. About 19 in 20 error bars should meet the grey bar's top.
@@ -365,7 +365,7 @@ print(f"{ones} words of 2³² become 1. The largest gives the noise {float(-torc
 measured("16 tokens of text until the noise is infinite", 2**32 / ones / 49_152, "tokens")
 
 # %% [markdown]
-# So once in some 700 tokens, a random token appears in the text. You would not find it by reading. SGLang computed in
+# So once in about 683 tokens, a random token appears in the text. You would not find it by reading. SGLang computed in
 # float64, but divided by $2^{32} - 1$, so that the largest word became 1. With 248,000 tokens that is one token of text
 # in 17,000 ([sglang#33423](https://github.com/sgl-project/sglang/pull/33423)). Somebody had found a seed that shows it
 # ([sglang#25106](https://github.com/sgl-project/sglang/issues/25106)). Two other mistakes are as quiet. If all requests
@@ -395,7 +395,7 @@ measured("16 tokens of text until the noise is infinite", 2**32 / ones / 49_152,
 #
 # **What about ties?** With [.4, .3, .3, 0] and k = 2, the edge falls between two equal tokens. If you keep every token
 # that is as likely as the last one, you keep three, and k is no limit any more
-# ([flashinfer#3774](https://github.com/flashinfer-ai/flashinfer/issues/3774)). You need a total order: by probability,
+# ([flashinfer#3774](https://github.com/flashinfer-ai/flashinfer/pull/3774)). You need a total order: by probability,
 # then by the token's number.
 #
 # Sorting 49,152 numbers to keep 50 of them moves each number many times. A *pivot* does without. It is a guess of the
@@ -509,8 +509,8 @@ draw_speculation(rates=(0.9, 0.8, 0.6, 0.3), costs=(0.0, 0.1, 0.25, 0.5), rate=0
 # $\frac{1 - a^{k+1}}{(1 - a)(1 + k c)}$ times as fast. With a draft of half the model's cost, three guesses gain a
 # sixth and ten guesses lose. So speculation loses in four cases:
 #
-# - **The guesses are bad.** With prompt lookup and $k = 4$, SmolLM2 repeated a paragraph in 11 steps in place of 37,
-#   and wrote code in 26 in place of 60. A story, which repeats little, took 46 in place of 60 (measured on a CPU).
+# - **The guesses are bad.** With prompt lookup and $k = 4$, SmolLM2 repeated a paragraph in 11 steps instead of 37,
+#   and wrote code in 26 instead of 60. A story, which repeats little, took 46 instead of 60 (measured on a CPU).
 # - **The draft is dear.** It has layers and launches of its own.
 # - **The batch is large.** A step of the model is free for more tokens only as long as it is limited by bytes. On an
 #   H100 some 300 rows in 16 bits are nearly free (989 TFLOP/s over 3.35 TB/s, by its datasheet). With 64 users and four
@@ -526,8 +526,8 @@ draw_speculation(rates=(0.9, 0.8, 0.6, 0.3), costs=(0.0, 0.1, 0.25, 0.5), rate=0
 #
 # The check runs $k + 1$ tokens of each user through the model: the newest token and its $k$ guesses. Their products
 # read each weight once. What about attention? All $k + 1$ queries of a user read the same cache. Called as $k + 1$
-# sequences of decode, they read it $k + 1$ times. For SmolLM2 at 1,000 tokens these are 115 MB with four guesses in
-# place of 23.
+# sequences of decode, they read it $k + 1$ times. For SmolLM2 at 1,000 tokens these are 115 MB with four guesses
+# instead of 23.
 #
 # So they belong into one tile, as the query heads of a group did in chapter 07. A tile of 16 rows holds 5 queries of 3
 # heads each. There is one difference: a group's heads all see the same keys, but the queries here stand at different
@@ -633,12 +633,12 @@ for rows in (1, 8, 64, 256, 1024):
 #
 # - **Time to first token.** It includes the queue and the prefill. A user waits for it in front of an empty page.
 # - **Time per token.** It decides whether text comes faster than one can read.
-# - **Throughput.** All tokens of all users in a second. It pays the bills, and no user feels it.
+# - **Throughput.** All tokens of all users in a second. It decides what a token costs. No single user notices it.
 # - **Goodput.** Only the requests that ended within their *deadline* count. A server that is busy and late has
 #   throughput and no goodput.
 #
 # Each of them is reported over many requests, and a mean hides those who waited longest. So one also reports the *p99*,
-# the value that 99 of 100 requests stay below.
+# the value that 99 of 100 requests do not exceed. With 40 requests it is the longest.
 #
 # The next cell shows how much a mean can hide. It sends 40 requests to the course's engine with chapter 05's small
 # model, at random moments, about as fast as the engine can serve them. Each wants 12 bytes within 40 steps, and at most
@@ -708,7 +708,7 @@ draw_waits(waits, "steps")
 # | an engine of your own | |
 # |---|---|
 # | wins | a step at batch 1: 966 µs against 1,669 of `transformers` compiled (measured, as above) |
-# | loses | guesses in new text: 46 steps in place of 60, of which each costs more (measured on a CPU) |
+# | loses | guesses in new text: 46 steps instead of 60, of which each costs more (measured on a CPU) |
 # | falls back | a step with a prompt or with guesses fits no graph, and is launched kernel by kernel |
 # | trap | a hash divided by $2^{32}$ in float32: infinite noise once in 683 tokens (derived) |
 #
