@@ -499,7 +499,7 @@ predict("16 tokens of a step, four guesses at 0.8", ..., "tokens")
 # %%
 from course_lib.figures.serving.speculation import draw_speculation, expected_tokens
 
-measured("16 tokens of a step, four guesses at 0.8", expected_tokens(0.8, 4), "tokens")
+print(measured("16 tokens of a step, four guesses at 0.8", expected_tokens(0.8, 4), "tokens"))
 print("a = 0.8, one to five guesses:", ", ".join(f"{expected_tokens(0.8, k):.2f}" for k in range(1, 6)))
 draw_speculation(rates=(0.9, 0.8, 0.6, 0.3), costs=(0.0, 0.1, 0.25, 0.5), rate=0.8)
 
@@ -615,10 +615,10 @@ for rows in (1, 8, 64, 256, 1024):
 # problem. With at most 64 rows there are 16 tiles of results, and an H100 has 132 multiprocessors. 116 of them would
 # have nothing to do, and the 16 others cannot read 3.35 TB/s.
 #
-# You know this problem from chapter 08, and the remedy is the same. Cut the *inner* dimension into splits, give each to
-# a program of its own, and add up the parts. For a product this is called *split-K*. With 8 splits there are 128
-# programs. The parts cost something: 64 rows of 2048 float32 numbers are 0.5 MB a split, beside 8.4 MB of weights. At
-# one row they are nothing.
+# You know this problem from chapter 08, and the remedy is the same. Cut the width, over which a product sums, into
+# parts, give each part to a program of its own, and add up what they leave. For a product this is called *split-K*.
+# With 8 parts there are 128 programs. What they leave costs something: 64 rows of 2048 float32 numbers are 0.5 MB a
+# part, beside 8.4 MB of weights. At one row it is next to nothing.
 #
 # A second detail: `tl.dot` needs at least 16 rows on a GPU, so a product with one row wastes 15 of 16 FLOPs. That is no
 # loss here, because FLOPs are not what limits it.
@@ -684,7 +684,7 @@ for name, later in (("in order of arrival", False), ("the sixth request may wait
     print(f"{name:34}{statistics.fmean(waits[name]):>6.1f}{report['to first p50']:>6.0f}{report['to first p99']:>6.0f}"
           f"{report['tokens a second']:>15.2f}{in_time:>7} / 40", flush=True)
 starved = waits["the sixth request may wait"]
-measured("16 longest wait over the mean wait", max(starved) / statistics.fmean(starved), "times")
+print(measured("16 longest wait over the mean wait", max(starved) / statistics.fmean(starved), "times"))
 draw_waits(waits, "steps")
 
 # %% [markdown]
