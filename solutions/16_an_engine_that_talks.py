@@ -175,7 +175,7 @@ print(f"at the end: {answer.end()!r}")
 # weights must fit: whoever changes the convention has to move the rows of the query and key matrices too. llama.cpp
 # does this when it writes a GGUF file.
 #
-# A loader that forgets to move them back makes this mistake:
+# We left this step out for SmolLM2, and measured on a CPU:
 #
 # | rows of queries and keys | perplexity of a paragraph of 76 tokens | "The capital of France is" |
 # |---|---|---|
@@ -275,7 +275,7 @@ draw_steps({
 #
 # A policy can be wrong without an error, too. One engine ran no decode in a step that had any piece of a prompt. While
 # a prompt of 600,104 tokens was being read, a request of 101 tokens waited 82.4 s for its first token. With a scheduler
-# that mixes them it waited 1.9 s, and the long prompt took 0.6 s longer
+# that mixes them it waited 1.9 s, and the long prompt ended within 0.6 s of its old time
 # ([ATOM#1835](https://github.com/ROCm/ATOM/pull/1835), eight MI355X).
 
 # %% [markdown]
@@ -405,9 +405,8 @@ measured("16 tokens of text until the noise is infinite", 2**32 / ones / 49_152,
 #
 # After such a pass you know in which of three intervals the edge lies. Float32 has $2^{32}$ values, so plain halving
 # needs up to 32 passes, and thirds need $32 / \log_2 3 = 20.2$, so 21. Cleverer pivots need a few. FlashInfer draws a
-# token and takes its probability as the pivot
-# ([FlashInfer's article](https://flashinfer.ai/2025/03/10/sampling.html)), and most of the time the first draw is
-# already inside.
+# token and takes its probability as the pivot ([FlashInfer's article](https://flashinfer.ai/2025/03/10/sampling.html)).
+# With p = 0.9, nine of ten first draws are already inside.
 
 # %% [markdown]
 # <<EXERCISE 16.3>>
@@ -509,8 +508,9 @@ draw_speculation(rates=(0.9, 0.8, 0.6, 0.3), costs=(0.0, 0.1, 0.25, 0.5), rate=0
 # $\frac{1 - a^{k+1}}{(1 - a)(1 + k c)}$ times as fast. With a draft of half the model's cost, three guesses gain a
 # sixth and ten guesses lose. So speculation loses in four cases:
 #
-# - **The guesses are bad.** With prompt lookup and $k = 4$, SmolLM2 repeated a paragraph in 11 steps instead of 37,
-#   and wrote code in 26 instead of 60. A story, which repeats little, took 46 instead of 60 (measured on a CPU).
+# - **The guesses are bad.** With prompt lookup and $k = 4$, SmolLM2 repeated a paragraph in 11 steps instead of 37, and
+#   wrote code in 26 instead of 60. A story, which repeats little, took 46 instead of 60 (measured on a CPU, November
+#   2026).
 # - **The draft is dear.** It has layers and launches of its own.
 # - **The batch is large.** A step of the model is free for more tokens only as long as it is limited by bytes. On an
 #   H100 some 300 rows in 16 bits are nearly free (989 TFLOP/s over 3.35 TB/s, by its datasheet). With 64 users and four
@@ -743,10 +743,10 @@ self_check(
 #
 # What follows is from the documents named, read in November 2026.
 #
-# - **vLLM** schedules by one budget, `max_num_batched_tokens`, without separate phases for prompts and decodes. The
-#   default in its [scheduler's configuration](https://docs.vllm.ai/en/stable/api/vllm/config/scheduler/) is 2,048
-#   tokens and 128 sequences, and the server sets other values for a real card. Requests are served in order of arrival
-#   or by priority. One that loses its pages is recomputed.
+# - **vLLM** gives each step one budget, `max_num_batched_tokens`. The default in its [scheduler's
+#   configuration](https://docs.vllm.ai/en/stable/api/vllm/config/scheduler/) is 2,048 tokens and 128 sequences, and the
+#   server sets other values for a real card. Requests are served in order of arrival or by priority. One that loses its
+#   pages is recomputed.
 # - **SGLang** keeps prefixes in a radix tree ([arXiv 2312.07104](https://arxiv.org/abs/2312.07104)), and one of its
 #   [policies](https://mintlify.com/sgl-project/sglang/concepts/architecture) serves the request with the longest known
 #   prefix first. That saves work, but a request with an unknown beginning may be overtaken again and again.
