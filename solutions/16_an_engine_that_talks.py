@@ -54,8 +54,8 @@ on_gpu = not interpreting()
 #
 # The step takes at least as long as the longer of the two. The next cell computes both, first for an H200 on paper and
 # then for your machine. Its bandwidth was measured in chapter 01, and so was the time of a launch. Without a GPU the
-# weights are in 32 bits and there are no graphs. **Predict** how many times as long as the bytes the launches take on
-# your machine, for one user in plain PyTorch.
+# weights are in 32 bits and there are no graphs. **Predict** the ratio of the two on your machine, the time of the
+# launches over that of the bytes, for one user in plain PyTorch.
 
 # %%
 predict("16 launches over bytes, one user", ..., "times")
@@ -428,8 +428,8 @@ measured("16 tokens of text until the noise is infinite", 2**32 / ones / 49_152,
 # often right.
 #
 # When may a guess stay? For greedy text, when it is what the model would have taken. For drawn text we want more: the
-# text must have *the same law* as without guesses. Let the draft draw its guess $x$ from probabilities $q$, and let the
-# model's be $p$. The rule is:
+# text must have *the same law* as without guesses, which means the same probability for each token at each place. Let
+# the draft draw its guess $x$ from probabilities $q$, and let the model's be $p$. The rule is:
 #
 # - Accept $x$ with the chance $\min(1, p_x / q_x)$.
 # - If it is refused, draw a token from the *residual*: $\max(p - q, 0)$, divided by its sum. All later guesses are
