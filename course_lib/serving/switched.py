@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,9 +36,9 @@ class Parts:
 
     Attributes:
         attention: of a prompt, as a `Decoder` takes it.
-        cache: `cache(model, tokens, attention)` makes an empty one for one sequence; None recomputes everything.
+        cache: `cache(model, tokens, parts)` makes an empty one for one sequence; None recomputes everything.
         add_and_norm, rope, few_rows: as exercises 13.2, 13.3 and 16.8 ask for them.
-        sample, accept: as exercises 16.2 and 16.4 do. Without `accept` nothing is guessed.
+        sample, accept, verify: as exercises 16.2, 16.4 and 16.5 do. Without `accept` nothing is guessed.
     """
 
     attention: Callable = torch_attention
@@ -47,6 +48,7 @@ class Parts:
     sample: Callable | None = None
     few_rows: Callable | None = None
     accept: Callable | None = None
+    verify: Callable | None = None
 
 
 class Speaker:
@@ -58,6 +60,9 @@ class Speaker:
     def __init__(self, model: Decoder, parts: Parts, layers: int, window: Window = nullcontext):
         self.parts, self.layers, self.window = parts, layers, window
         self.model = assembled(model, parts, layers)
+        weight = (self.model.embedding if self.model.logits is None else self.model.logits).weight
+        few = parts.few_rows is not None and layers >= model.config.layers
+        self._logits = FewRows(weight, parts.few_rows) if few else partial(F.linear, weight=weight)
 
     def write(self, prompt: Sequence[int], new_tokens: int) -> Iterator[list[int]]:
         """The new tokens, those of each run of the model together."""
@@ -76,7 +81,7 @@ class Speaker:
                         torch.tensor([run], device=device), Windowed(cache, self.window), last_only=not guesses
                     )
                 with self.window("products"):
-                    logits = self._head(hidden[0, -1 - len(guesses) :])  # [guesses + 1, vocabulary]
+                    logits = self._logits(hidden[0, -1 - len(guesses) :])  # [guesses + 1, vocabulary]
                 with self.window("sampling"):
                     new = self._chosen(logits, len(text), guesses)
             text += new
@@ -91,15 +96,9 @@ class Speaker:
         if parts.cache is None:
             first, rest = (NoCache(attention, model.device) for attention in (parts.attention, torch_attention))
             return FirstLayers(first, rest, self.layers)
-        first = parts.cache(model, tokens, parts.attention)
+        first = parts.cache(model, tokens, parts)
         whole = self.layers >= model.config.layers
         return first if whole else FirstLayers(first, new_cache(model, 1, tokens), self.layers)
-
-    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        weight = (self.model.embedding if self.model.logits is None else self.model.logits).weight
-        if self.parts.few_rows is not None and self.layers >= self.model.config.layers:
-            return self.parts.few_rows(hidden, weight)
-        return F.linear(hidden, weight)
 
     def _chosen(self, logits: torch.Tensor, length: int, guesses: list[int]) -> list[int]:
         """The tokens behind a text of `length` tokens: the guesses that are right, and the one after them."""
@@ -182,14 +181,16 @@ class TurnedInPlace(nn.Module):
 
 
 class FewRows(nn.Module):
-    """A product with a weight [outer, inner], by a function as 16.8's where there are few rows."""
+    """A product with a weight [outer, inner] in 16 bits, by a function as 16.8's where there are few rows."""
 
     def __init__(self, weight: torch.Tensor, few_rows: Callable):
         super().__init__()
         self.weight, self.few_rows = weight, few_rows
+        self.half = weight.detach().half()  # of published weights, which have 16 bits, nothing is lost
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., inner] -> [..., outer]."""
+        """[..., inner] -> [..., outer], of x's dtype."""
         rows = x.flatten(0, -2)
-        return F.linear(x, self.weight) if len(rows) > MOST_ROWS else self.few_rows(rows, self.weight).view(
-            *x.shape[:-1], -1)  # fmt: skip
+        if len(rows) > MOST_ROWS:
+            return F.linear(x, self.weight)
+        return self.few_rows(rows.half(), self.half).to(x.dtype).view(*x.shape[:-1], -1)

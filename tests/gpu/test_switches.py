@@ -1,13 +1,8 @@
 """The finale's switches on compiled kernels: in all layers, timed, and each kind of work by its kernels."""
 
-import pytest
-import torch
-
 from course_lib.serving.switches import SWITCHES, subject, switch_on
 from course_lib.serving.token_time import KINDS, before_and_after
 from tests.serving.test_switches import answers
-
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def test_the_small_model_is_taken_over_on_a_gpu(capsys):

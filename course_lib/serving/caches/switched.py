@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from course_lib.models.config import ModelConfig
 from course_lib.serving.caches.sequences import SequencePages
 
 
@@ -37,13 +38,21 @@ class NoCache:
 class GuessedPages(SequencePages):
     """Pages of one sequence, called 0, which may take several tokens behind its prompt and forget the last ones again.
 
-    So a step can run guesses behind the newest token. Their queries see the sequence's own keys alone, gathered from
-    its pages, by the function for prompts.
+    So a step can run guesses behind the newest token.
+
+    Args:
+        verify: `verify(query, key_pages, value_pages, block_tables, lengths)` for several tokens, as exercise 16.5 asks
+            for it: query [1, tokens, query_heads, head_dim]. None: no run may have guesses.
+        config, pages, page_size and the others: as in `SequencePages`.
     """
+
+    def __init__(self, config: ModelConfig, pages: int, page_size: int, *, verify: Callable | None, **options):
+        super().__init__(config, pages, page_size, **options)
+        self._verify = verify
 
     def take(self, sequences, new_tokens: int) -> None:
         """As in `SequencePages`, and several tokens of a sequence that is known."""
-        if 0 not in self.lengths or new_tokens == 1:
+        if self._verify is None or 0 not in self.lengths or new_tokens == 1:
             super().take(sequences, new_tokens)
             return
         self._reserve(sequences, new_tokens)
@@ -57,12 +66,11 @@ class GuessedPages(SequencePages):
 
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         """query: [1, query_heads, new_tokens, head_dim]. Returns the same shape."""
-        if self.prompt or query.shape[2] == 1:
+        if self._verify is None or self.prompt or query.shape[2] == 1:
             return super().attend(layer, query)
-        _, tables, _ = self._on_device()
-        key, value = (pool[layer][tables[0].long()].transpose(0, 1).flatten(1, 2)[None, :, : self.lengths[0]]
-                      for pool in self.memory)  # fmt: skip
-        return self.attention(query, key, value, causal=True)
+        _, tables, ends = self._on_device()
+        rows = query.transpose(1, 2).contiguous()  # [1, new_tokens, query_heads, head_dim]
+        return self._verify(rows, self.keys[layer], self.values[layer], tables, ends).transpose(1, 2)
 
     def _reserve(self, sequences, new_tokens):
         room = self.allocator.length(0) if 0 in self.lengths else 0  # what was taken for guesses is there still
