@@ -61,8 +61,9 @@ class Speaker:
         self.parts, self.layers, self.window = parts, layers, window
         self.model = assembled(model, parts, layers)
         weight = (self.model.embedding if self.model.logits is None else self.model.logits).weight
-        few = parts.few_rows is not None and layers >= model.config.layers
-        self._logits = FewRows(weight, parts.few_rows) if few else partial(F.linear, weight=weight)
+        self._logits: Callable = partial(F.linear, weight=weight)
+        if parts.few_rows is not None and layers >= model.config.layers:
+            self._logits = FewRows(weight, parts.few_rows)
 
     def write(self, prompt: Sequence[int], new_tokens: int) -> Iterator[list[int]]:
         """The new tokens, those of each run of the model together."""
@@ -186,11 +187,11 @@ class FewRows(nn.Module):
     def __init__(self, weight: torch.Tensor, few_rows: Callable):
         super().__init__()
         self.weight, self.few_rows = weight, few_rows
-        self.half = weight.detach().half()  # of published weights, which have 16 bits, nothing is lost
+        self.weight_16 = weight.detach().half()  # of published weights, which have 16 bits, nothing is lost
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., inner] -> [..., outer], of x's dtype."""
         rows = x.flatten(0, -2)
         if len(rows) > MOST_ROWS:
             return F.linear(x, self.weight)
-        return self.few_rows(rows.half(), self.half).to(x.dtype).view(*x.shape[:-1], -1)
+        return self.few_rows(rows.half(), self.weight_16).to(x.dtype).view(*x.shape[:-1], -1)

