@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -106,11 +106,11 @@ class FirstLayers:
 
     Args:
         first: of the first `layers` layers; empty.
-        rest: a contiguous one, as large.
+        rest: one that is not for several sequences, as large.
         layers: at least 1.
     """
 
-    def __init__(self, first: Cache, rest: KVCache | LatentCache, layers: int):
+    def __init__(self, first: Any, rest: Any, layers: int):
         self._first, self._rest, self._layers = first, rest, layers
 
     def positions(self, new_tokens: int) -> torch.Tensor:
@@ -131,6 +131,11 @@ class FirstLayers:
         """Count the new tokens."""
         self._first.advance(new_tokens)
         self._rest.advance(new_tokens)
+
+    def truncate(self, length: int) -> None:
+        """Forget all tokens from position `length` on."""
+        self._first.truncate(length)
+        self._rest.truncate(length)
 
     def _of(self, layer: int):
         return self._first if layer < self._layers else self._rest
