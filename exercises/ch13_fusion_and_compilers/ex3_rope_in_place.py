@@ -8,7 +8,7 @@ from course_lib.checker import TRITON, Case, Exercise, InOut, Mistake, edits, mo
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import CONTIGUOUS, beyond_32_bits, gaps
 from exercises.topics.evidence import FAR_END, FIXED_SIZE, in_cases_of
-from exercises.topics.kernel_requirements import RESIZED, in_one_kernel
+from exercises.topics.kernel_requirements import in_one_kernel
 from exercises.topics.pointers import load, put
 
 
@@ -242,7 +242,6 @@ EXERCISE = Exercise(
         "Load x and y first, both in float32. Then store x * cosine - y * sine, and y * cosine + x * sine.",
     ),
     mistakes=(
-        RESIZED,
         FIXED_SIZE,
         Mistake(
             "rounded_on_the_way",

@@ -14,7 +14,7 @@ from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.nested import tensors
 from exercises.ch13_fusion_and_compilers.rounded_steps import rounded_on_the_way
 from exercises.topics.evidence import FAR_END, FIXED_SIZE, in_cases_of
-from exercises.topics.kernel_requirements import RESIZED, in_one_kernel
+from exercises.topics.kernel_requirements import in_one_kernel
 from exercises.topics.vector_inputs import spread
 
 
@@ -303,7 +303,6 @@ EXERCISE = Exercise(
         "tables. `tables` returns them.",
     ),
     mistakes=(
-        RESIZED,
         FIXED_SIZE,
         Mistake(
             "variance_cancels",
