@@ -11,10 +11,13 @@ from course_lib.checker.specification.edits import DoesNotRun
 # The driver is sent to the worker by its source alone, so it stands by itself.
 
 
-def by_name(functions, found, heads, key_heads):
-    """What was loaded, in the order of its names: a dict may have any."""
+def by_name(functions, found, heads, key_heads, names):
+    """What was loaded, by the names that are asked for; None stands for what is missing."""
     loaded = functions["load_weights"](found, heads, key_heads)
-    return {name: loaded[name] for name in sorted(loaded, key=str)} if isinstance(loaded, dict) else loaded
+    if not isinstance(loaded, dict):
+        return loaded
+    others = sorted(map(str, loaded.keys() - set(names)))
+    return {name: loaded.get(name) for name in names} | {"other names": ", ".join(others[:3])}
 
 
 def file_of(draw, *, layers, heads, head_dim, width, tied=True, biases=False, dtype=torch.float32):
@@ -33,8 +36,9 @@ def file_of(draw, *, layers, heads, head_dim, width, tied=True, biases=False, dt
         if biases:
             rows = {"attn_q": queries, "attn_k": keys, "attn_v": keys}
             found |= {f"blk.{layer}.{name}.bias": draw.normal(count) for name, count in rows.items()}
-    names = list(found)
-    return {names[place]: found[names[place]] for place in draw.permutation(len(names))}, query_heads, key_heads
+    order = list(found)
+    found = {order[place]: found[order[place]] for place in draw.permutation(len(order))}
+    return found, query_heads, key_heads, sorted({"logits.weight", *map(ours, order)})
 
 
 def loader_cases(draw):
@@ -78,8 +82,6 @@ CONTRACT = Contract(
     most=5,
 )
 
-# ------------------------------------------------------------------------------------------------ the meaning
-
 PLACES = {
     "token_embd": "embedding", "output_norm": "norm", "output": "logits", "attn_norm": "attention_norm",
     "attn_q": "attention.query", "attn_k": "attention.key", "attn_v": "attention.value",
@@ -88,18 +90,23 @@ PLACES = {
 }  # fmt: skip
 
 
-def loaded_weights(found, heads, key_heads):
+def ours(name):
+    *layer, part, kind = name.split(".")
+    return ".".join((*(("blocks", layer[1]) if layer else ()), PLACES[part], kind))
+
+
+def loaded_weights(found, heads, key_heads, names):
     loaded = {}
     for name, tensor in found.items():
-        *layer, part, kind = name.split(".")
+        part, kind = name.split(".")[-2:]
         if part == "attn_q":
             tensor = halves(tensor, heads)
         if part == "attn_k":
             tensor = halves(tensor, key_heads)
-        loaded[".".join((*(("blocks", layer[1]) if layer else ()), PLACES[part], kind))] = tensor
+        loaded[ours(name)] = tensor
     head = loaded.get("logits.weight")
-    loaded["logits.weight"] = loaded["embedding.weight"] if head is None else head
-    return dict(sorted(loaded.items()))
+    loaded["logits.weight"] = loaded.get("embedding.weight") if head is None else head
+    return {name: loaded.get(name) for name in names} | {"other names": ""}
 
 
 def halves(rows, heads):
@@ -143,48 +150,44 @@ def heads_of(rows, found, heads):
 
 Q, K = "halves(tensor, heads)", "halves(tensor, key_heads)"
 QUERIES, KEYS = 'if part == "attn_q":', 'if part == "attn_k":'
+TIED = 'loaded["logits.weight"] = loaded.get("embedding.weight") if head is None else head'
 OF_WEIGHTS = 'if part == "attn_{}" and kind == "weight":'
 
 
-def sided(name, sentence, write):
-    """A slip of both matrices, of Q alone and of K alone. write: what stands for `halves`, from a number of heads."""
-    query, key = (Q, write("heads")), (K, write("key_heads"))
+def sided(name, sentence, wrong):
+    """A slip of both matrices, of Q alone and of K alone. wrong: what stands for `halves`; {} is a number of heads."""
+    query, key = (Q, wrong.format("heads")), (K, wrong.format("key_heads"))
     ways = ("", "queries and keys", query + key), ("__queries", "queries", query), ("__keys", "keys", key)
     return tuple(row for way, rows, put in ways for row in edits(sentence.format(rows), **{name + way: put}))
-
-
-def written(name):
-    return lambda count: f"{name}(tensor, {count})"
 
 
 CHANGES = (
     *sided("left_in_pairs", "The rows of {} are left as in the file, with pairs side by side. The model still writes "
         "sentences, because a part of each score is right. Move row 2i of a head to i, and row 2i + 1 to "
-        "i + head_dim / 2, both in Q and in K.", lambda _: "tensor"),
+        "i + head_dim / 2, both in Q and in K.", "tensor"),
     *sided("other_direction", "The rows of {} were moved in the other direction, from halves to pairs. The file has "
-        "pairs, so split a head as [head_dim / 2, 2] and exchange these two dimensions.", written("pairs")),
+        "pairs, so split a head as [head_dim / 2, 2] and exchange these two dimensions.", "pairs(tensor, {})"),
     *edits("The rows of keys were cut into as many heads as queries have. There are key_heads of them.",
         keys_cut_by_query_heads=(K, "halves(tensor, heads)")),
     *edits("The rows of queries were cut into as many heads as keys have. There are `heads` of them.",
         queries_cut_by_key_heads=(Q, "halves(tensor, key_heads)")),
     *sided("across_heads", "The rows of {} were moved over the whole matrix, all even ones in front. Each head is "
-        "moved by itself: cut the rows into heads first.", lambda _: "halves(tensor, 1)"),
+        "moved by itself: cut the rows into heads first.", "halves(tensor, 1)"),
     *sided("across_heads__other_way", "The rows of {} were moved over the whole matrix, from halves to pairs. Each "
-        "head is moved by itself, and from pairs to halves.", lambda _: "pairs(tensor, 1)"),
+        "head is moved by itself, and from pairs to halves.", "pairs(tensor, 1)"),
     *sided("heads_taken_apart", "Of the rows of {}, the first of all heads stand together, then the second ones. A "
-        "head's rows stay together: exchange the dimensions inside a head alone.", written("by_pairs")),
+        "head's rows stay together: exchange the dimensions inside a head alone.", "by_pairs(tensor, {})"),
     *sided("halves_exchanged", "The halves of the heads of {} are exchanged: row 2i goes to i, and row 2i + 1 to "
-        "i + head_dim / 2.", written("exchanged")),
+        "i + head_dim / 2.", "exchanged(tensor, {})"),
     *sided("columns_moved", "The columns of {} were moved. A row makes one element of a query or key, so it is rows "
-        "that move.", written("columns")),
+        "that move.", "columns(tensor, {})"),
     *sided("head_dim_from_width", "The rows of {} were cut into heads of width / heads. A model may have other heads: "
         "head_dim is the number of rows, divided by the matrix's own number of heads.",
-        lambda _: "heads_of(tensor, found, heads)"),
+        "heads_of(tensor, found, heads)"),
     *edits("The rows of values were moved too. Positions do not turn values, so they lie as they are.",
         values_moved=(KEYS, 'if part in ("attn_k", "attn_v"):')),
     *edits("The output projection was changed too. It takes what was made of the values, which are not turned.",
-        outputs_moved=(KEYS, f'if part == "attn_output":\n    tensor = halves(tensor.T, heads).T\n{KEYS}'),
-        outputs_moved__rows=(KEYS, f'if part == "attn_output":\n    tensor = halves(tensor, heads)\n{KEYS}')),
+        outputs_moved=(KEYS, f'if part == "attn_output":\n    tensor = halves(tensor.T, heads).T\n{KEYS}')),
     *edits("A bias was left in pairs. Its elements are added to what the rows make, so they move with the rows, in Q "
         "and in K.", biases_left=(QUERIES, OF_WEIGHTS.format("q"), KEYS, OF_WEIGHTS.format("k")),
         biases_left__queries=(QUERIES, OF_WEIGHTS.format("q")), biases_left__keys=(KEYS, OF_WEIGHTS.format("k"))),
@@ -192,8 +195,7 @@ CHANGES = (
         first_layer_alone=(QUERIES, 'if name.startswith("blk.0.attn_q."):', KEYS,
         'if name.startswith("blk.0.attn_k."):')),
     *edits("logits.weight is missing where the file has no output.weight. The embedding is the output matrix there.",
-        tied_head_missing=("loaded[\"logits.weight\"] = loaded[\"embedding.weight\"] if head is None else head",
-        "pass")),
+        tied_head_missing=(TIED, "pass")),
     *edits("logits.weight is the embedding though the file has an output.weight. Take the embedding only where there "
         "is none.", tied_always=(' if head is None else head', "")),
 )  # fmt: skip
@@ -204,7 +206,7 @@ def refused_where(said):
     return lambda case, seen, got: seen.error is not None and _said_of(*case.args) == said
 
 
-def _said_of(found, heads, key_heads):
+def _said_of(found, heads, *_):
     if any(name.endswith("bias") for name in found):
         return "biases"
     rows, width, keys = (len(found[f"{name}.weight"]) for name in ("blk.0.attn_q", "output_norm", "blk.0.attn_k"))
@@ -221,7 +223,7 @@ EXERCISE = Exercise(
     contracts=(CONTRACT,),
     models=(
         model_of(
-            loaded_weights, CHANGES, (halves, cut), (pairs, exchanged, by_pairs, columns, heads_of), may_be_silent=True
+            loaded_weights, CHANGES, (halves, cut), (pairs, exchanged, by_pairs, columns, heads_of), may_be_silent=True, most_pairs=150
         ),
     ),
     hints=(
