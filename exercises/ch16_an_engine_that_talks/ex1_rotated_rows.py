@@ -223,7 +223,7 @@ EXERCISE = Exercise(
     contracts=(CONTRACT,),
     models=(
         model_of(
-            loaded_weights, CHANGES, (halves, cut), (pairs, exchanged, by_pairs, columns, heads_of), may_be_silent=True, most_pairs=150
+            loaded_weights, CHANGES, (halves, cut), (pairs, exchanged, by_pairs, columns, heads_of), may_be_silent=True
         ),
     ),
     hints=(
