@@ -103,3 +103,129 @@ decoder = Decoder(dataclasses.replace(TINY, tied=False)).to(device).eval()  # it
 for words, weights in (("put back by your loader", loaded), ("left as in the file", left)):
     decoder.load_state_dict(weights)
     print(f"rows of queries and keys {words}: perplexity {math.exp(loss_on(decoder, text)):.2f}")
+
+# %% [markdown]
+# **Prefixes in a tree · deeper.** Each node of the tree is a cached page with the tokens in it. The way from the root
+# to a node reads the beginning of a text, and its pages hold the keys and values of that beginning. While a request
+# reads pages, they are *locked*, from the first to the last. When memory is needed, pages go from the ends of the tree,
+# and those that were used longest ago go first.
+#
+# Two requests may compute the same page at the same time. The tree keeps the page that came first. The other one is a
+# *duplicate*: it goes back to the caller, whose table names the cached page before the duplicate is free.
+#
+# Production trees keep a run of pages in one node, a *radix tree*. Where a text ends or turns off inside a run, the
+# node is split, and both parts keep its locks and its last use. You may do it either way.
+
+# %%
+# Exercise 16.7 · Prefixes in a tree
+class Node:
+    """One cached page, for the tree below. You need not take it: how you keep pages is your choice."""
+
+    def __init__(self, page=None):
+        self.page, self.behind = page, {}  # behind: the tokens of the next page -> its node
+        self.locks, self.used = 0, 0
+
+
+class PrefixCache:
+    """Finds the pages that hold the keys and values of a text's beginning.
+
+    Texts are lists of tokens, whole numbers, and may be empty. Pages are whole numbers. Only whole pages are cached: of
+    page_size tokens, at least 1, from a multiple of page_size on. A page belongs to those texts alone that are the same
+    from their first token to the page's end. The caller may change all lists that it gave and got.
+    """
+
+    def __init__(self, page_size):
+        # BEGIN SOLUTION
+        self.page_size, self.clock, self.root = page_size, 0, Node()
+        # END SOLUTION
+
+    def path(self, tokens):
+        """The nodes of the longest cached beginning. (For your own methods; the check does not call it.)"""
+        # BEGIN SOLUTION
+        nodes, node = [], self.root
+        for begin in range(0, len(tokens) - self.page_size + 1, self.page_size):
+            node = node.behind.get(tuple(tokens[begin : begin + self.page_size]))
+            if node is None:
+                break
+            nodes.append(node)
+        return nodes
+        # END SOLUTION
+
+    def match(self, tokens):
+        """The pages of the longest beginning of these tokens that is cached, as a list in order; they are used now."""
+        # BEGIN SOLUTION
+        self.clock += 1
+        nodes = self.path(tokens)
+        for node in nodes:
+            node.used = self.clock
+        return [node.page for node in nodes]
+        # END SOLUTION
+
+    def insert(self, tokens, pages):
+        """Cache the pages of these tokens, len(tokens) // page_size of them. All of this beginning is used now.
+
+        Where a page is cached already, that one stays. Returns the duplicates in order: those of `pages` in whose place
+        another page was cached. One of `pages` may be the cached page itself, which `match` gave: it is no duplicate.
+        """
+        # BEGIN SOLUTION
+        self.match(tokens)
+        nodes, node = self.path(tokens), self.root
+        for number, page in enumerate(pages):
+            part = tuple(tokens[number * self.page_size : (number + 1) * self.page_size])
+            node = node.behind.setdefault(part, Node(page))
+            node.used = self.clock
+        return [page for page, node in zip(pages, nodes) if page != node.page]
+        # END SOLUTION
+
+    def lock(self, tokens):
+        """Lock each page of these tokens' whole pages once more. All of them are cached. This does not count as use."""
+        # BEGIN SOLUTION
+        for node in self.path(tokens):
+            node.locks += 1
+        # END SOLUTION
+
+    def unlock(self, tokens):
+        """Take back one lock that `lock` made for the same tokens."""
+        # BEGIN SOLUTION
+        for node in self.path(tokens):
+            node.locks -= 1
+        # END SOLUTION
+
+    def evictable(self):
+        """How many pages are cached and not locked."""
+        # BEGIN SOLUTION
+        waiting, number = [self.root], 0
+        while waiting:
+            node = waiting.pop()
+            number += node.page is not None and node.locks == 0
+            waiting += node.behind.values()
+        return number
+        # END SOLUTION
+
+    def evict(self, count):
+        """Give up `count` pages, at least 1; or all that are not locked, where these are fewer. Returns a list of them.
+
+        They go one after the other: each time it is the page that was used longest ago, of those that are not locked
+        and behind which no page is cached.
+        """
+        # BEGIN SOLUTION
+        gone = []
+        while len(gone) < count:
+            waiting, ends = [self.root], []
+            while waiting:
+                parent = waiting.pop()
+                for part, node in parent.behind.items():
+                    waiting.append(node)
+                    if not node.behind and node.locks == 0:
+                        ends.append((node.used, node.page, parent, part))
+            if not ends:
+                break
+            _, page, parent, part = min(ends, key=lambda end: end[0])
+            del parent.behind[part]
+            gone.append(page)
+        return gone
+        # END SOLUTION
+
+
+# %%
+BestPrefixCache = check("16.7", PrefixCache).best
