@@ -129,9 +129,8 @@ IN_TWOS = {
 
 
 def cache_cases(draw):
-    scripts = {name: calls(2, text) for name, text in IN_TWOS.items()}
-    scripts["60 calls, pages of 3"] = 3, any_calls(draw, 3, 60)
-    return [Case(name, arguments, driver=replay) for name, arguments in scripts.items()]
+    scripts = {name: calls(2, text) for name, text in IN_TWOS.items()} | {"60 calls": (3, any_calls(draw, 3, 60))}
+    return [Case(*script, driver=replay) for script in scripts.items()]
 
 
 CONTRACT = Contract(
@@ -238,8 +237,8 @@ EXERCISE = Exercise(
         Mistake("split_changes_locks", "A text that turns off has changed how many pages are evictable. Where a node "
             "is split, both parts keep its locks, and no counter changes; `unlock` unlocks both.",
             when=first_of(("match", "unlock"), lambda due, mine: mine[0] == due[0])),
-        Mistake("locked_too_little", "`lock` has left pages unlocked. Does a loop step to the parent first? The node in "
-            "use counts as well.", when=first_of(("lock",), lambda due, mine: mine[1] > due[1])),
+        Mistake("locked_too_little", "`lock` has left pages unlocked. Does a loop step to the parent first? The node "
+            "in use counts as well.", when=first_of(("lock",), lambda due, mine: mine[1] > due[1])),
         Mistake("locked_too_much", "`lock` has locked more than the pages of its tokens. Where they end inside a node "
             "of several pages, split it first.", when=first_of(("lock",), lambda due, mine: mine[1] < due[1])),
         Mistake("other_number_given_up", "`evict` gives up as many pages as it is asked for, or all that are not "
