@@ -198,7 +198,6 @@ CHANGES = (
     *edits("A page was given up that others stand behind. Nothing finds those any more: only ends go.",
         middle_given_up=(ENDS, "",
         GONE, f"{GONE}\nself.held = {{other: spot for other, spot in self.held.items() if other[: len(key)] != key}}")),
-    *edits("Locked pages are among the evictable ones.", locked_counted=("spot.locks == 0 for", "True for")),
 )  # fmt: skip
 
 
@@ -216,7 +215,7 @@ def first_of(names, holds):
 
 EXERCISE = Exercise(
     id="16.7", title="Prefixes in a tree", entries=("PrefixCache",), cases=cache_cases, oracle=told,
-    contracts=(CONTRACT,), models=(model_of(told, CHANGES, (Pages,), (into,)),),
+    contracts=(CONTRACT,), models=(model_of(told, CHANGES, (Pages,), (into,), most_pairs=120),),
     hints=(
         "Write `path` first: from the root, look up the tokens of one whole page after the other, and stop where there "
         "is none. match, lock and unlock are loops over it.",
@@ -228,8 +227,9 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake("list_shared", "A list is shared with the caller, who changes it. Copy what you are given and return.",
             first=True, when=lambda case, seen, got: any(re.search(r"-8\b", line) for line in got or ())),
-        Mistake("beginning_ignored", "A page was found behind another beginning. Its keys and values depend on all "
-            "tokens before it: look for it behind the page before.",
+        Mistake("state_shared", "A new cache holds pages of another one. Make what it keeps in `__init__`.",
+            when=lambda case, seen, got: bool(got) and int(got[0].split()[-2]) > len(case.args[1][0]) - 1),
+        Mistake("beginning_ignored", "A page was found behind another beginning: look for it behind the page before.",
             when=first_of(("match",), lambda due, mine: len(mine[0]) > len(due[0]))),
         Mistake("pages_not_found", "Pages that are cached were not found. If a node has several, its first ones are "
             "found too, and a split loses nothing behind.",
@@ -237,8 +237,8 @@ EXERCISE = Exercise(
         Mistake("split_changes_locks", "A text that turns off has changed how many pages are evictable. Where a node "
             "is split, both parts keep its locks, and no counter changes; `unlock` unlocks both.",
             when=first_of(("match", "unlock"), lambda due, mine: mine[0] == due[0])),
-        Mistake("locked_too_little", "`lock` has left pages unlocked. Does a loop step to the parent first? The node "
-            "in use counts as well.", when=first_of(("lock",), lambda due, mine: mine[1] > due[1])),
+        Mistake("locked_too_little", "`lock` has left pages unlocked. Does a loop over parents begin at the parent, or "
+            "stop before the root?", when=first_of(("lock",), lambda due, mine: mine[1] > due[1])),
         Mistake("locked_too_much", "`lock` has locked more than the pages of its tokens. Where they end inside a node "
             "of several pages, split it first.", when=first_of(("lock",), lambda due, mine: mine[1] < due[1])),
         Mistake("other_number_given_up", "`evict` gives up as many pages as it is asked for, or all that are not "

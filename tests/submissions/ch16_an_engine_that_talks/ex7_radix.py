@@ -192,6 +192,9 @@ WRONG = {
     "split_changes_locks__counter": edited(
         RADIX, ("        return upper\n", "        self.free -= pages\n        return upper\n")
     ),
+    "locked_too_little__its_own_node_alone": edited(
+        RADIX, (LOOP, LOOP.replace("            node = node.parent\n", "            break\n"))
+    ),
     # bytedance-iaas/sglang#508: a partial match without a split.
     "locked_too_much": edited(RADIX, *(
         (f"    def {name}(self, tokens):\n        node = self.find(tokens)",
@@ -237,7 +240,8 @@ WRONG = {
     "newest_first": changed("16.7", ("min(ends", "max(ends")),
     "locks_ignored": changed("16.7", ("not node.behind and node.locks == 0", "not node.behind")),
     "middle_given_up": changed("16.7", ("not node.behind and node.locks == 0", "node.locks == 0")),
-    "locked_counted": changed("16.7", ("node.page is not None and node.locks == 0", "node.page is not None")),
+    "state_shared": edited(CHAINS, ("        self.entries = {}", "        pass"),
+        ("class PrefixCache:", "class PrefixCache:\n    entries = {}")),
     "pages_not_found": edited(RADIX, ("                child = self.split(child, same)\n", "                break\n")),
     "pages_not_found__behind_a_split": edited(RADIX, ("        upper.children[tuple(lower.tokens[: self.size])] = "
         "lower\n", "")),
