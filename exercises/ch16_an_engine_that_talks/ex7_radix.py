@@ -1,0 +1,250 @@
+"""Exercise 16.7: pages found again by a text's beginning, with locks; judged on scripts of calls."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+from course_lib.checker import Case, Exercise, Mistake, edits, model_of
+from course_lib.checker.specification.contract import Contract, Level
+
+
+def replay(functions, page_size, script):
+    """What each call of a script gives: ("insert", "aabb", 1, 2) caches pages 1 and 2; a letter is a token."""
+    cache, story = functions["PrefixCache"](page_size), []
+    for name, word, *own in script:
+        said = " ".join(map(str, (name, word, *own))).strip()
+        given = word if name == "evict" else [ord(letter) for letter in word]
+        got = cache.insert(given, own) if name == "insert" else getattr(cache, name)(given)
+        kept = sorted if name == "evict" else list
+        pages = [] if name in ("lock", "unlock") else kept(int(page) for page in got)
+        story.append(f"{said}: {pages}, {int(cache.evictable())} evictable")
+        for mine in (given, own, got):  # all lists are the caller's to change
+            if isinstance(mine, list):
+                mine[:] = [-8] * (len(mine) + 1)
+    return story
+
+
+class Pages:
+    def __init__(self, page_size):
+        self.size, self.clock, self.held = page_size, 0, {}
+
+    def walk(self, tokens):
+        found = []
+        for end in range(self.size, len(tokens) + 1, self.size):
+            spot = self.held.get(tuple(tokens[:end]))
+            if spot is None:
+                break
+            found.append(spot)
+        return found
+
+    def match(self, tokens):
+        self.clock += 1
+        found = self.walk(tokens)
+        for spot in found:
+            spot.used = self.clock
+        return [spot.page for spot in found]
+
+    def insert(self, tokens, pages):
+        held = self.match(tokens)
+        for number in range(len(held), len(pages)):
+            end = (number + 1) * self.size
+            self.held[tuple(tokens[:end])] = SimpleNamespace(page=pages[number], used=self.clock, locks=0)
+        return [own for own, kept in zip(pages, held) if own != kept]
+
+    def lock(self, tokens):
+        for spot in self.walk(tokens):
+            spot.locks += 1
+
+    def unlock(self, tokens):
+        for freed in self.walk(tokens):
+            freed.locks -= 1
+
+    def evictable(self):
+        return sum(spot.locks == 0 for spot in self.held.values())
+
+    def evict(self, count):
+        gone = []
+        while len(gone) < count:
+            before = {key[: -self.size] for key in self.held}
+            ends = [key for key in self.held if key not in before and self.held[key].locks == 0]
+            if not ends:
+                break
+            key = min(ends, key=lambda key: self.held[key].used)
+            gone.append(self.held.pop(key).page)
+        return gone
+
+
+def told(page_size, script):
+    return replay({"PrefixCache": Pages}, page_size, script)
+
+
+def calls(page_size, text):
+    script = [call.split() for call in text.split(";")]
+    return page_size, [(name, *(int(x) if x.isdigit() else x for x in rest or [""])) for name, *rest in script]
+
+
+def any_calls(draw, page_size, steps, evictions=("evict",)):
+    """Calls as requests make them: what they lock is cached, and a page is in one place alone."""
+    cache, script, locked, size = Pages(page_size), [], [], page_size
+    for step in range(steps):
+        kinds = ("a" * size, "b" * size, "a" * (size - 1) + "b")
+        word = "".join(draw.choice(kinds) for _ in range(draw.integer(0, 5))) + "a" * draw.integer(0, size)
+        held = [spot.page for spot in cache.walk(list(map(ord, word)))]
+        name, same = draw.choice(("insert", "match", "lock", "unlock", *evictions)), draw.integer(0, len(held) + 1)
+        if name == "insert":
+            call = (name, word, *held[:same], *range(10 * step + same, 10 * step + len(word) // size))
+        elif name == "lock":
+            call = (name, word[: same * size])
+            locked.append(call[1])
+        elif name == "unlock" and locked:
+            call = (name, locked.pop(draw.integer(0, len(locked))))
+        else:
+            call = ("evict", draw.integer(1, 4)) if name == "evict" else ("match", word)
+        replay({"PrefixCache": lambda _: cache}, size, [call])
+        script.append(call)
+    return script
+
+
+ABC = "insert aabbcc 1 2 3"
+IN_TWOS = {
+    "one text": f"{ABC}; match aabbcc; match aabb; match aabbccdd; match bb; match",
+    "pages that are not full": f"insert aabbc 1 2; match aabbc; match aab; match a; {ABC}; match aabbc; match aabb",
+    "texts that turn off": f"{ABC}; insert aabbdd 1 2 4; match aabbdd; match aabbcc; match aaccdd",
+    "the same page behind other beginnings": "insert aacc 1 2; insert bbcc 3 4; match bbcc; match cc",
+    "a page computed twice": f"{ABC}; insert aabbdd 7 8 9; match aabbdd; insert aabbdd 1 2 9; insert aa 5",
+    "a lock": f"{ABC}; lock aabbcc; evict 2; unlock aabbcc; evict 2; match aabbcc",
+    "two locks of one text": f"{ABC}; lock aabb; lock aabb; unlock aabb; evict 3; unlock aabb; evict 3",
+    "a beginning is locked": f"{ABC}; lock aa; evict 3; match aabbcc; unlock aa; evict 1",
+    "a text turns off behind a lock": f"{ABC}; lock aabbcc; match aabb; insert aadd 1 5; unlock aabbcc; evict 9",
+    "a part is locked, after a turn": f"{ABC}; insert aadd 1 5; lock aadd; lock aa; unlock aadd; evict 9",
+    "the one used longest ago": "insert aa 1; insert bb 2; insert cc 3; match aa; evict 1; evict 1; evict 1",
+    "ends go before beginnings": f"{ABC}; insert dd 4; match aa; evict 1; evict 1; evict 1; evict 1",
+    "inserting is a use": f"{ABC}; insert dd 4; insert aabbcc 1 2 3; evict 1; lock aa; unlock aa; evict 2",
+    "a lock is no use": "insert aa 1; insert bb 2; lock aa; unlock aa; evict 1; match aa; match bb",
+    "an end is unlocked later": "insert aabb 1 2; insert cc 3; match aabb; lock cc; evict 1; unlock cc; evict 1",
+    "a lock inside": "insert cc 3; insert aabb 1 2; lock cc; lock aa; unlock aa; evict 1; unlock cc; evict 1; evict 1",
+    "given up and cached again": f"{ABC}; evict 2; insert aabbcc 1 8 9; match aabbcc; evict 9; match aa",
+}
+
+
+def cache_cases(draw):
+    scripts = {name: calls(2, text) for name, text in IN_TWOS.items()} | {"60 calls": (3, any_calls(draw, 3, 60))}
+    return [Case(*script, driver=replay) for script in scripts.items()]
+
+
+CONTRACT = Contract(
+    lambda draw, *, page_size, evicting: (page_size, any_calls(draw, page_size, 40, ("evict",) * evicting)),
+    choices={"page_size": (1, 2, 5, 16), "evicting": (Level(0, "nothing is given up"), Level(2, "evictions"))},
+    says={"page_size": "page_size tokens, at least 1", "evicting": "at least 1; or all that are not locked"},
+    driver=replay,
+    most=6,
+)
+
+
+def into(found, held, tokens, same, size):
+    """One page more where less than a page is left: the first that stands there, and has so many tokens in common."""
+    end = (len(found) + 1) * size
+    places = [key for key in held if len(key) == end > len(tokens) and key[:same] == tuple(tokens[:same])]
+    return found + [held[key] for key in places[:1]]
+
+
+LOCKED, FREED = "for spot in self.walk(tokens):", "for freed in self.walk(tokens):"
+ONE, LESS, FOUND = "spot.locks += 1", "freed.locks -= 1", "return found"
+DUPLICATES = "[own for own, kept in zip(pages, held) if own != kept]"
+USE, ENDS, INSERTED = "spot.used = self.clock", "key not in before and ", "held = self.match(tokens)"
+THEIRS, ANEW = DUPLICATES.replace("[own", "[kept"), "for number in range(len(held), len(pages)):"
+REPLACED = f"for spot, own in zip(self.walk(tokens), pages):\n    spot.page = own\n{ANEW}"
+GONE = "gone.append(self.held.pop(key).page)"
+CHANGES = (
+    *edits("A lock leaves out the last page, the one that is in use: it can be given up. A loop that steps to the "
+        "parent first skips its own node. Count the node itself, then all before it.",
+        end_not_locked=(LOCKED, LOCKED[:-1] + "[:-1]:", FREED, FREED[:-1] + "[:-1]:"),
+        end_not_locked__but_unlocked=(LOCKED, LOCKED[:-1] + "[:-1]:")),
+    *edits("A lock counts for the last page alone. The pages before it are read as well: lock the whole way.",
+        end_alone_locked=(LOCKED, LOCKED[:-1] + "[-1:]:", FREED, FREED[:-1] + "[-1:]:")),
+    *edits("`unlock` leaves pages locked for ever. It takes back one lock of each page that `lock` has locked.",
+        stays_locked=(LESS, "pass"), stays_locked__but_for_the_end=(FREED, FREED[:-1] + "[-1:]:"),
+        stays_locked__the_end=(FREED, FREED[:-1] + "[:-1]:")),
+    *edits("Two requests have locked a page, and the first `unlock` unlocks it for both. Count the locks.",
+        flag_for_a_count=(ONE, "spot.locks = 1", LESS, "freed.locks = 0")),
+    *edits("`lock` counted as a use of the pages. Only match and insert use them.",
+        lock_is_a_use=(ONE, f"{ONE}\nspot.used = self.clock = self.clock + 1")),
+    *edits("Nothing is left of the tokens but less than a page, and a page was matched all the same: an empty key is "
+        "equal to every key. Stop where no whole page is left.",
+        empty_key_matched=(FOUND, "return into(found, self.held, tokens, len(found) * self.size, self.size)")),
+    *edits("A page was matched of which the text has the beginning alone. Only whole pages are cached: stop where less "
+        "than page_size tokens are left.",
+        part_of_a_page_matched=(FOUND,
+        "return into(found, self.held, tokens, len(tokens), self.size) if len(tokens) % self.size else found")),
+    *edits("`insert` returned pages that are cached: those that the caller had from `match`. Whoever frees them frees "
+        "what the tree and other tables name. A duplicate is another page than the cached one.",
+        cached_pages_freed=(DUPLICATES, "[own for own, kept in zip(pages, held)]")),
+    *edits("`insert` returned the cached pages. Their places stay as they are, so the caller's own pages are the "
+        "duplicates.", cached_for_own=(DUPLICATES, THEIRS)),
+    *edits("The duplicates were not returned, so nobody frees them.", duplicates_lost=(DUPLICATES, "[]")),
+    *edits("A cached page was replaced by the caller's. Other tables name the cached one: it stays.",
+        replaced=(ANEW, REPLACED)),
+    *edits("Pages that `match` or `insert` found were not marked as used. Both use what they find: write down when.",
+        found_is_no_use=(USE, "pass"),
+        found_is_no_use__by_match=(USE, "pass", INSERTED, f"{INSERTED}\nfor spot in self.walk(tokens):\n    {USE}"),
+        found_is_no_use__by_insert=(INSERTED, "self.clock += 1\nheld = [spot.page for spot in self.walk(tokens)]")),
+    *edits("Only the last page of a text counts as used. All of them do: pages before it are ends, once it is gone.",
+        end_alone_used=("for spot in found:", "for spot in found[-1:]:")),
+    *edits("The page that was used last was given up. Take the one that was used longest ago.",
+        newest_first=("min(ends", "max(ends")),
+    *edits("A locked page was given up, though a request reads it. Ask for its locks.",
+        locks_ignored=(" and self.held[key].locks == 0", "")),
+    *edits("A page was given up that others stand behind. Nothing finds those any more: only ends go.",
+        middle_given_up=(ENDS, "",
+        GONE, f"{GONE}\nself.held = {{other: spot for other, spot in self.held.items() if other[: len(key)] != key}}")),
+)  # fmt: skip
+
+
+def first_of(names, holds):
+    """A `when`: the first wrong line tells of one of these calls, and this holds of (pages, evictable), due and got."""
+
+    def when(case, seen, got):
+        wrong = [pair for pair in zip(told(*case.args), got or ()) if pair[0] != pair[1]]
+        found = [re.search(r": \[(.*)\], (-?\d+) ev", line).groups() for pair in wrong[:1] for line in pair]
+        read = [(pages.split(), int(evictable)) for pages, evictable in found]
+        return bool(wrong) and wrong[0][0].split()[0] in names and holds(*read)
+
+    return when
+
+
+EXERCISE = Exercise(
+    id="16.7", title="Prefixes in a tree", entries=("PrefixCache",), cases=cache_cases, oracle=told,
+    contracts=(CONTRACT,), models=(model_of(told, CHANGES, (Pages,), (into,), most_pairs=120),),
+    hints=(
+        "Write `path` first: from the root, look up the tokens of one whole page after the other, and stop where there "
+        "is none. match, lock and unlock are loops over it.",
+        "insert: go on from there, with a node for each page that is new. A duplicate has another number than the "
+        "cached page. Give each node a number of locks, and a time of use from a counter that match and insert raise.",
+        "evict: of the nodes that have no lock and no node behind them, remove the one with the smallest time. Then "
+        "look again, because its parent may be an end now.",
+    ),
+    mistakes=(
+        Mistake("list_shared", "A list is shared with the caller, who changes it. Copy what you are given and return.",
+            first=True, when=lambda case, seen, got: any(re.search(r"-8\b", line) for line in got or ())),
+        Mistake("state_shared", "A new cache holds pages of another one. Make what it keeps in `__init__`.",
+            when=lambda case, seen, got: bool(got) and int(got[0].split()[-2]) > len(case.args[1][0]) - 1),
+        Mistake("beginning_ignored", "A page was found behind another beginning: look for it behind the page before.",
+            when=first_of(("match",), lambda due, mine: len(mine[0]) > len(due[0]))),
+        Mistake("pages_not_found", "Pages that are cached were not found. If a node has several, its first ones are "
+            "found too, and a split loses nothing behind.",
+            when=first_of(("match",), lambda due, mine: len(mine[0]) < len(due[0]))),
+        Mistake("split_changes_locks", "A text that turns off has changed how many pages are evictable. Where a node "
+            "is split, both parts keep its locks, and no counter changes; `unlock` unlocks both.",
+            when=first_of(("match", "unlock"), lambda due, mine: mine[0] == due[0])),
+        Mistake("locked_too_little", "`lock` has left pages unlocked. Does a loop over parents begin at the parent, or "
+            "stop before the root?", when=first_of(("lock",), lambda due, mine: mine[1] > due[1])),
+        Mistake("locked_too_much", "`lock` has locked more than the pages of its tokens. Where they end inside a node "
+            "of several pages, split it first.", when=first_of(("lock",), lambda due, mine: mine[1] < due[1])),
+        Mistake("other_number_given_up", "`evict` gives up as many pages as it is asked for, or all that are not "
+            "locked.", when=first_of(("evict",), lambda due, mine: len(mine[0]) != len(due[0]))),
+        Mistake("other_order", "Other pages were given up than those used longest ago. match and insert use the pages "
+            "on their way and no others, and parts of a split node keep its last use.",
+            when=first_of(("evict",), lambda due, mine: mine[0] != due[0])),
+    ),
+)  # fmt: skip
