@@ -97,3 +97,91 @@ def sample(logits, temperatures, seeds, positions):
 
 # %%
 best_sample = check("16.2", sample).best
+
+# %% [markdown]
+# **Top-k and top-p by pivots.** Top-k keeps the $k$ most likely tokens. Top-p then keeps the first of those, until they
+# weigh $p$ together. To find them you need no sorted row, but only the last probability that is kept: the *threshold*.
+# Keep two bounds between which it lies. In each round, place two pivots between them, count (for $k$) or weigh (for
+# $p$) what is at or above each pivot, and keep the third in which the threshold lies. Of $2^{24}$ places, 16 rounds
+# leave one.
+#
+# The order of the filters matters. Take (0.35, 0.25, 0.20, 0.05, …), $k = 4$, $p = 0.82$. Measured on all tokens, the
+# fourth is needed: 0.80 is too little. Measured on the four that $k$ left, which weigh 0.85, the limit is
+# $0.82 \cdot 0.85 = 0.697$, and three are enough. And equal probabilities need an order, or top-k keeps too many.
+
+# %%
+# Exercise 16.3 · Top-k and top-p without sorting
+@triton.jit
+def threshold(keys, weights, least):
+    """The largest key t such that the weights of keys >= t are `least` or more together; keys int32, 0 to 2²⁴."""
+    # BEGIN SOLUTION
+    low = tl.full([], 0, tl.int32)  # here they are
+    high = tl.full([], 16777217, tl.int32)  # and here no more
+    while high - low > 1:
+        step = tl.maximum((high - low) // 3, 1)
+        first, second = low + step, high - step
+        if tl.sum(tl.where(keys >= second, weights, 0.0), axis=0) >= least:
+            low = second
+        elif tl.sum(tl.where(keys >= first, weights, 0.0), axis=0) >= least:
+            low, high = first, second
+        else:
+            high = first
+    return low
+    # END SOLUTION
+
+
+@triton.jit
+def keep_kernel(
+    probabilities_pointer, k_pointer, p_pointer, kept_pointer, vocabulary, row_stride, BLOCK: tl.constexpr
+):
+    """One program filters one row, which it holds in one tile."""
+    # BEGIN SOLUTION
+    row, token = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)  # [BLOCK]
+    inside = token < vocabulary
+    x = tl.load(probabilities_pointer + row * row_stride + token, mask=inside, other=0.0)  # [BLOCK]
+    keys = tl.where(inside, (x * 16777216.0).to(tl.int32), -1)  # [BLOCK], exact
+    k = tl.minimum(tl.load(k_pointer + row), vocabulary).to(tl.float32)
+    last = threshold(keys, tl.where(inside, 1.0, 0.0), k)
+    above = tl.sum((keys > last).to(tl.float32), axis=0)
+    equal = keys == last
+    kept = (keys > last) | (equal & (above + tl.cumsum(equal.to(tl.float32), axis=0) <= k))
+
+    weights = tl.where(kept, x, 0.0)
+    least = tl.load(p_pointer + row) * tl.sum(weights, axis=0)
+    last = threshold(keys, weights, least)
+    above = tl.sum(tl.where(keys > last, weights, 0.0), axis=0)
+    equal = kept & (keys == last)
+    before = above + (tl.cumsum(equal.to(tl.float32), axis=0) - 1) * x  # of those that are equal
+    kept = kept & ((keys > last) | (equal & (before < least)))
+    tl.store(kept_pointer + row * vocabulary + token, kept, mask=inside)
+    # END SOLUTION
+
+
+def keep(probabilities, k, p):
+    """Which tokens top-k, and then top-p, leave of each row.
+
+    The order of a row's tokens: the larger probability first, of equal ones the lower index. Top-k keeps the first k of
+    them. S is the sum of what it kept. Top-p keeps the first of these, up to the one at which their sum reaches p · S:
+    that one is kept, too.
+
+    probabilities: [rows, vocabulary], float32; at least one row, and a vocabulary from 1 to 4,096. Rows may lie any
+        stride apart; in a row the numbers are neighbours. A row adds up to 1, and each probability is a multiple of
+        2⁻²⁴ (0 is one), so float32 adds them exactly in any order.
+    k: int64 [rows], each from 1 to the vocabulary and beyond.
+    p: float32 [rows], each above 0 and at most 1. Both are contiguous.
+    Returns: bool [rows, vocabulary], contiguous: True for what is left. Triton kernels do all of the work. PyTorch's
+        own operations compute nothing and sort nothing, and each probability is loaded once. p · S is either reached
+        exactly, or differs from every sum by more than float32 rounds off.
+    """
+    # BEGIN SOLUTION
+    rows, vocabulary = probabilities.shape
+    kept = torch.empty((rows, vocabulary), dtype=torch.bool, device=probabilities.device)
+    keep_kernel[(rows,)](
+        probabilities, k, p, kept, vocabulary, probabilities.stride(0), BLOCK=triton.next_power_of_2(vocabulary)
+    )
+    return kept
+    # END SOLUTION
+
+
+# %%
+best_keep = check("16.3", keep).best

@@ -59,7 +59,6 @@ def apart(logits, temperatures, seeds, positions, token=None, word=0):
 
 
 def some_forbidden(draw, *shape):
-    """Three of four tokens may not be drawn, and in the first row only the last may."""
     logits = draw.normal(*shape).masked_fill(draw.integers(*shape, low=0, high=4) > 0, -math.inf)
     logits[:, -1], logits[0, :-1] = 1.0, -math.inf
     return logits
@@ -172,7 +171,8 @@ CHANGES = (
         u_of_another_range__half=(U, "((bits >> 9).float() + 0.5) / 2**24"),
         u_of_another_range__signed=(U, "((bits - (bits >> 31 << 32) >> 9).float() + 0.5) / 2**23")),
     *edits("All rows drew with row 0's seed or position. Load each row's own, at seeds + row and positions + row.",
-        seed_of_row_0=(SEED, "seeds[0 * row]"), position_of_row_0=(PLACE, "positions[0 * row]")),
+        seed_of_row_0=(SEED, "seeds[0 * row]"), position_of_row_0=(PLACE, "positions[0 * row]"),
+        seed_of_row_0__and_position=(SEED, "seeds[0 * row]", PLACE, "positions[0 * row]")),
     *edits("The seed or the position has no part in the noise. The bits are mix(mix(mix(seed) ^ position) ^ token).",
         position_ignored=(WORD, f"mix({SEED})"), position_ignored__mixed=(WORD, f"mix(mix({SEED}))"),
         seed_ignored=(WORD, f"mix({PLACE})"), seed_ignored__mixed=(WORD, f"mix(mix({PLACE}))")),
@@ -219,6 +219,8 @@ CHANGES = (
         best_begins_at_0=(CHOSEN, "compared.masked_fill(compared <= 0, -math.inf).argmax(-1)")),
     *edits("Lanes behind the end of the vocabulary took part, with the logit 0. Load them with other=float('-inf').",
         **by_block("lanes_behind_the_end", TOKENS, "torch.arange(-(-vocabulary // BLOCK) * BLOCK)", "-math.inf", "0."),
+        **by_block("lanes_behind_the_end__most", TOKENS, "torch.arange(-(-vocabulary // (b := min(BLOCK, 2 ** "
+        "math.ceil(math.log2(vocabulary))))) * b)", "-math.inf", "0."),
         lanes_behind_the_end=(TOKENS, "torch.arange(2 ** math.ceil(math.log2(vocabulary)))", "-math.inf", "0.")),
     *edits("Rows are read as if they followed each other without a gap. Row r begins at r times logits.stride(0).",
         row_stride_ignored=("logits.stride(0)", "vocabulary")),

@@ -121,7 +121,7 @@ WRONG = {
     # vllm-omni#4261, tt-metal#52973: one stream of noise for the batch; vllm-ascend#9173: temperatures of other rows.
     "seed_of_row_0": changed("16.2", (SEED, "tl.load(seeds_pointer)")),
     "position_of_row_0": changed("16.2", (POSITION, "tl.load(positions_pointer)")),
-    "seed_of_row_0__position_too": changed(
+    "seed_of_row_0__and_position": changed(
         "16.2", (SEED, "tl.load(seeds_pointer)"), (POSITION, "tl.load(positions_pointer)")
     ),
     "temperature_of_row_0": changed("16.2", ("temperatures_pointer + row", "temperatures_pointer")),
@@ -192,10 +192,18 @@ WRONG = {
     "forbidden_operation": changed("16.2", (CALL, CALL + "    logits = logits / 1\n")),
     "no_kernel_launched": """# Exercise 16.2 · A draw without a softmax
 def sample(logits, temperatures, seeds, positions):
-    return torch.zeros_like(seeds)
+    def mix(word):
+        word = word & 0xFFFFFFFF
+        word = ((word ^ (word >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
+        word = ((word ^ (word >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
+        return word ^ (word >> 16)
+
+    bits = mix(mix(mix(seeds) ^ positions)[:, None] ^ torch.arange(logits.shape[1], device=logits.device))
+    noise = -torch.log(-torch.log(((bits >> 9).float() + 0.5) / 2**23))
+    return (logits.double() + temperatures[:, None] * noise).argmax(-1)
 """,
     # Two at once.
-    "seed_of_row_0__and_u": changed(
+    "u_reaches_an_end__and_seed_of_row_0": changed(
         "16.2", (SEED, "tl.load(seeds_pointer)"), (U, "bits.to(tl.float32) / 4294967295.0")
     ),
     "position_ignored__and_other_noise": changed("16.2", (WORD, "mix(seed)"), (NOISE, "tl.log(-tl.log(u))")),
