@@ -8,7 +8,7 @@ from course_lib.checker import TRITON, Case, Contiguous, Exercise, Forbids, Laun
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.edits import edits, model_of
 from course_lib.checker.specification.layouts import beyond_32_bits, contiguous, unit_last
-from exercises.topics.evidence import FAR_END, FIXED_SIZE
+from exercises.topics.evidence import FAR_END, FIXED_SIZE, has_gaps
 from exercises.topics.pointers import load
 from exercises.topics.pytorch_operations import ARITHMETIC
 
@@ -143,7 +143,7 @@ def keeps(probabilities, k, p):
     row, rank = torch.arange(rows)[:, None], torch.arange(vocabulary)
     x = load(probabilities, row * probabilities.stride(0) + rank).nan_to_num(-1.0)  # no lane outside is kept
     ordered, tokens = in_order(x)
-    by_k = rank < k[row]
+    by_k = (rank < k[row]) & (ordered >= 0)
     weights = torch.where(by_k, ordered, 0.0)
     total = weights.sum(-1, keepdim=True)
     before = weights.cumsum(-1) - weights
@@ -187,8 +187,6 @@ CHANGES = (
     *edits("Top-k was left out.", k_ignored=(BY_K, "(rank >= 0).expand(rows, -1)")),
     *edits("The filters were joined by `or`: a token is kept if both keep it.", either=("by_k & by_p",
         "by_k | (ordered.cumsum(-1) - ordered < p[row])")),
-    *edits("Rows are read as if they had no gap between them. Row r begins at r times probabilities.stride(0).",
-        row_stride_ignored=("probabilities.stride(0)", "vocabulary")),
 )  # fmt: skip
 
 
@@ -220,7 +218,12 @@ EXERCISE = Exercise(
         "Top-k: above the threshold all are kept. Of those equal to it as many as there are places left, the first: "
         "equal & (above + tl.cumsum(equal) <= k). Top-p: the weight before a token must be less than p · S.",
     ),
-    mistakes=(FIXED_SIZE, Mistake("too_few_rounds", "The search for the threshold ended too early, so tokens near it "
-        "were kept or dropped wrongly. Go on until no number lies between the bounds.",
-        when=near_the_threshold, every=True)),
+    mistakes=(
+        FIXED_SIZE,
+        Mistake("row_stride_ignored", "Only rows that lie apart, or are one and the same in memory, are read wrongly. "
+            "Row r begins at r times probabilities.stride(0).",
+            when=lambda case, seen, got: has_gaps(case) and not case.reaches_far, every=True),
+        Mistake("too_few_rounds", "The search for the threshold ended too early, so tokens near it were kept or dropped "
+            "wrongly. Go on until no number lies between the bounds.", when=near_the_threshold, every=True),
+    ),
 )  # fmt: skip
