@@ -223,7 +223,7 @@ EXERCISE = Exercise(
         Mistake("row_stride_ignored", "Only rows that lie apart, or are one and the same in memory, are read wrongly. "
             "Row r begins at r times probabilities.stride(0).",
             when=lambda case, seen, got: has_gaps(case) and not case.reaches_far, every=True),
-        Mistake("too_few_rounds", "The search for the threshold ended too early, so tokens near it were kept or dropped "
-            "wrongly. Go on until no number lies between the bounds.", when=near_the_threshold, every=True),
+        Mistake("too_few_rounds", "The search for the threshold ended too early, so tokens near it were kept or "
+            "dropped wrongly. Go on until no number lies between the bounds.", when=near_the_threshold, every=True),
     ),
 )  # fmt: skip
