@@ -1,0 +1,229 @@
+"""Exercise 16.3: the tokens that top-k and then top-p leave, found by pivots rather than by sorting."""
+
+from __future__ import annotations
+
+import torch
+
+from course_lib.checker import TRITON, Case, Contiguous, Exercise, Forbids, LaunchesTriton, Mistake, Moves
+from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.edits import edits, model_of
+from course_lib.checker.specification.layouts import beyond_32_bits, contiguous, unit_last
+from exercises.topics.evidence import FAR_END, FIXED_SIZE, has_gaps
+from exercises.topics.pointers import load
+from exercises.topics.pytorch_operations import ARITHMETIC
+
+ONE = 2**24  # of these a probability of 1 has
+CLOSE = "differ by 2⁻²⁴"
+
+
+def in_order(probabilities):
+    return probabilities.sort(dim=-1, descending=True, stable=True)
+
+
+def kept_of(probabilities, k, p):
+    ordered, tokens = in_order(probabilities)
+    by_k = torch.arange(ordered.shape[1], device=k.device) < k[:, None]
+    weights = torch.where(by_k, ordered, 0)
+    before = weights.cumsum(-1) - weights
+    chosen = by_k & (before < p[:, None] * weights.sum(-1, keepdim=True))
+    return torch.zeros_like(chosen).scatter(1, tokens, chosen)
+
+
+def ordinary(draw, *shape):
+    return draw.normal(*shape, scale=1.5).exp()
+
+
+def tied(draw, *shape):
+    """Few different probabilities, 0 among them."""
+    weights = draw.integers(*shape, low=0, high=4).float()
+    weights[:, 0] += 1
+    return weights
+
+
+def flat(draw, *shape):
+    """All equal but for 2⁻²⁴ here and there."""
+    return torch.ones(shape)
+
+
+def whole(weights, draw=None):
+    """Multiples of 2⁻²⁴ that add up to 1, as these weights are to each other; what is left over gets the largest.
+    With a draw some of them, in turn, exchange a 2⁻²⁴."""
+    counts = (weights.double() / weights.double().sum(-1, keepdim=True) * ONE).long()
+    if draw is not None:
+        moves = draw.integers(*counts[:, ::2].shape, low=-3, high=4)
+        moves[:, counts[:, 1::2].shape[1] :] = 0
+        counts[:, ::2] += moves
+        counts[:, 1::2] -= moves[:, : counts[:, 1::2].shape[1]]
+    counts.scatter_add_(1, counts.argmax(-1, keepdim=True), ONE - counts.sum(-1, keepdim=True))
+    return counts.float() / ONE
+
+
+def reachable(draw, probabilities, k):
+    """A p for each row, whose p · S lies in the middle of a token, and so of two sums.
+
+    However a form adds and divides, float32 errs by less than (V + 4) 2⁻²⁴ of S for a vocabulary V. So half a token
+    must be more than twice that, or p is in the middle of the first.
+    """
+    ordered, _ = in_order(probabilities.double())
+    rank = torch.arange(ordered.shape[1])
+    ordered = torch.where(rank < k[:, None], ordered, 0)
+    large = (ordered > 4 * (len(rank) + 4) / ONE * ordered.sum(-1, keepdim=True)).sum(-1).clamp(min=1)
+    middle = (ordered.cumsum(-1) - ordered / 2) / ordered.sum(-1, keepdim=True)
+    last = torch.tensor([draw.integer(0, int(most)) for most in large])
+    return middle[torch.arange(len(last)), last].float()
+
+
+def drawn(draw, *, rows, vocabulary, values=ordinary, k="some", p="some", layout=contiguous):
+    probabilities = layout(draw, whole(values(draw, rows, vocabulary), draw if values is flat else None))
+    some = draw.integers(rows, low=1, high=vocabulary + 1)
+    whole_row = torch.full_like(some, vocabulary)
+    k = {"some": some, "one": torch.ones_like(some), "all": some + vocabulary, "of": whole_row}[k]
+    return probabilities, k, torch.ones(rows) if p == "one" else reachable(draw, probabilities, k)
+
+
+def listed(rows, k, p):
+    """Rows of a few probabilities, and nothing behind them."""
+    return whole(torch.tensor(rows)), torch.tensor(k), torch.tensor(p)
+
+
+def keep_cases(draw):
+    def case(name, rows, vocabulary, metered=False, **more):
+        return Case(name, drawn(draw, rows=rows, vocabulary=vocabulary, **more), metered=metered)
+
+    probabilities, *rest = drawn(draw, rows=3, vocabulary=40)
+    halves = [[0.25, 0.125, 0.125, 0.0625, 0.1875, 0.25], [0.125, 0.5, 0.125, 0.125, 0.0625, 0.0625]]
+    return [
+        Case("0.4, 0.3, 0.3 and 0, with k = 2", listed([[0.4, 0.3, 0.3, 0.0]], [2], [1.0])),
+        Case("k = 4 and p = 0.82 of 0.35, 0.25, 0.2, 0.05 …",
+            listed([[0.05, 0.35, 0.03, 0.25, 0.2, 0.04, 0.04, 0.04]], [4], [0.82])),
+        Case("p that a sum reaches exactly", listed(halves * 2, [9, 9, 2, 3], [0.5, 0.75, 0.5, 1.0])),
+        case("6 rows of 50 tokens", 6, 50),
+        case("5 rows of 1,000 tokens", 5, 1000, metered=True),
+        case("2 rows of 4,096 tokens", 2, 4096, metered=True),
+        case("6 rows with equal probabilities, p = 1", 6, 37, values=tied, p="one"),
+        case("6 rows with equal probabilities", 6, 37, values=tied, k="all"),
+        case(f"5 rows whose probabilities {CLOSE}", 5, 90, values=flat, p="one"),
+        case(f"150 rows, {FAR_END}", 150, 2),
+        *beyond_32_bits(draw, "rows", [probabilities], *rest),
+    ]  # fmt: skip
+
+
+CONTRACT = Contract(
+    drawn,
+    choices={
+        "rows": (1, 2, 5), "vocabulary": (1, 2, 31, 128, 257, 1025), "layout": unit_last("probabilities"),
+        "values": (Level(ordinary, ""), Level(tied, "equal probabilities")),
+        "k": (Level("some", ""), Level("one", "k = 1"), Level("of", "k of the vocabulary"), Level("all", "k beyond")),
+        "p": (Level("some", ""), Level("one", "p = 1")),
+    },
+    says={"rows": "at least one row", "vocabulary": "a vocabulary from 1 to 4,096", "layout": "Rows may lie any",
+          "k": "from 1 to the vocabulary and beyond", "p": "above 0 and at most 1"},
+    most=8,
+)  # fmt: skip
+
+
+def later_first(probabilities):
+    """In order, but of equal ones the higher index first."""
+    ordered, tokens = probabilities.flip(-1).sort(dim=-1, descending=True, stable=True)
+    return ordered, probabilities.shape[1] - 1 - tokens
+
+
+def all_equal(ordered, chosen):
+    """What is chosen, and all that is as likely as the last of it."""
+    return ordered >= torch.where(chosen, ordered, 2.0).amin(-1, keepdim=True)
+
+
+def none_equal(ordered, chosen):
+    """What is chosen, but for all that is as likely as the first that is not."""
+    return ordered > torch.where(chosen, -1.0, ordered).amax(-1, keepdim=True)
+
+
+def keeps(probabilities, k, p):
+    rows, vocabulary = probabilities.shape
+    row, rank = torch.arange(rows)[:, None], torch.arange(vocabulary)
+    x = load(probabilities, row * probabilities.stride(0) + rank).nan_to_num(-1.0)  # no lane outside is kept
+    ordered, tokens = in_order(x)
+    by_k = (rank < k[row]) & (ordered >= 0)
+    weights = torch.where(by_k, ordered, 0.0)
+    total = weights.sum(-1, keepdim=True)
+    before = weights.cumsum(-1) - weights
+    by_p = before < p[row] * total
+    return torch.zeros(x.shape, dtype=torch.bool).scatter(1, tokens, by_k & by_p)
+
+
+BY_K, BY_P, TOTAL = "rank < k[row]", "before < p[row] * total", "weights.sum(-1, keepdim=True)"
+CHANGES = (
+    *edits("p was measured on the full distribution, or applied before k. It is a share of S, the sum of what top-k "
+        "kept: the limit is p · S.", p_of_all=(TOTAL, "ordered.sum(-1, keepdim=True)")),
+    *edits("The limit of top-p is p · S, with S the sum of what top-k kept. Yours has S in another place.",
+        wrong_share=("p[row] * total", "p[row] / total"),
+        wrong_share__twice=("p[row] * total", "p[row] * total * total")),
+    *edits("All tokens were kept that are as likely as the k-th. Exactly k are kept: of equal ones those with the "
+        "lower index. Count how many places are left for them, and give them in order, with tl.cumsum.",
+        ties_of_k_kept=(BY_K, f"all_equal(ordered, {BY_K})")),
+    *edits("All tokens were dropped that are as likely as the k-th, where not all of them have a place. Exactly k are "
+        "kept: of equal ones those with the lower index.", ties_of_k_dropped=(BY_K, f"none_equal(ordered, {BY_K})")),
+    *edits("Of equally likely tokens all were kept at top-p's border. They count one after another, the lower index "
+        "first, up to the one at which the sum reaches p · S.", ties_of_p_kept=(BY_P, f"all_equal(weights, {BY_P})")),
+    *edits("Of equally likely tokens all were dropped at top-p's border. They count one after another, the lower index "
+        "first, up to the one at which the sum reaches p · S.",
+        ties_of_p_dropped=(BY_P, f"none_equal(weights, {BY_P})")),
+    *edits("Of equally likely tokens those with the higher index were kept. The lower index comes first.",
+        higher_index_first=("in_order(x)", "later_first(x)")),
+    *edits("Top-k kept one token too few or too many. The first k in order are kept.",
+        k_off_by_one=(BY_K, "rank < k[row] - 1"), k_off_by_one__more=(BY_K, "rank <= k[row]")),
+    *edits("The token at which the sum reaches p · S was dropped. It is the last one that is kept.",
+        border_dropped=(BY_P, "before + weights < p[row] * total"),
+        border_dropped__where_passed=(BY_P, "before + weights <= p[row] * total"),
+        border_dropped__without_0=(BY_P, "(before + weights <= p[row] * total) & (weights > 0)"),
+        border_dropped__not_first=(BY_P, "(before + weights <= p[row] * total) | (rank == 0)"),
+        border_dropped__first_kept=(BY_P, "(before + weights < p[row] * total) | (rank == 0)")),
+    *edits("Where a sum reaches p · S exactly, one token more was kept. What stands before a token must weigh less "
+        "than p · S; where it weighs as much, the token is dropped.",
+        border_compared=(BY_P, "before <= p[row] * total")),
+    *edits("All rows were filtered with the k or the p of row 0. Load each row's own, at k + row and p + row.",
+        k_of_row_0=("k[row]", "k[0 * row]"), p_of_row_0=("p[row]", "p[0 * row]")),
+    *edits("Top-p was left out.", p_ignored=(BY_P, "rank >= 0")),
+    *edits("Top-k was left out.", k_ignored=(BY_K, "(rank >= 0).expand(rows, -1)")),
+    *edits("The filters were joined by `or`: a token is kept if both keep it.", either=("by_k & by_p",
+        "by_k | (ordered.cumsum(-1) - ordered < p[row])")),
+)  # fmt: skip
+
+
+def near_the_threshold(case, seen, got):
+    """Whether all that is wrong is about as likely as the last token that should be kept."""
+    x, right = case.args[0], kept_of(*case.args)
+    if not isinstance(got, torch.Tensor) or got.shape != right.shape:
+        return False
+    threshold = torch.where(right, x, 2.0).amin(-1, keepdim=True)
+    return bool(((x - threshold).abs() < 2**-12)[got.cpu() != right].all())
+
+
+EXERCISE = Exercise(
+    id="16.3", title="Top-k and top-p without sorting", entries=("keep",), cases=keep_cases, contracts=(CONTRACT,),
+    oracle=kept_of, needs=TRITON, inputs_belong_together=True,
+    models=(model_of(keeps, CHANGES, (in_order,), (later_first, all_equal, none_equal), draws=0),),
+    requirements=(
+        LaunchesTriton(),
+        Forbids((*ARITHMETIC, "sort", "topk", "argsort", "kthvalue", "cumsum", "scatter", "gather", "bincount", "histc",
+                 "ge", "gt", "le", "lt", "bitwise_and", "logical_and")),
+        Moves(lambda probabilities, *rest: 5 * probabilities.numel(), slack=1.3),
+        Contiguous(),
+    ),
+    hints=(
+        "One program holds one row in one tile. A multiple of 2⁻²⁴ times 2²⁴ is a whole number: search the threshold "
+        "among these, between low (what is at or above it is enough) and high (too little), until high - low is 1.",
+        "In a round: step = (high - low) // 3, at least 1; pivots low + step and high - step. Enough above the second: "
+        "low moves there. Enough above the first: low moves there, high to the second. Else high goes to the first.",
+        "Top-k: above the threshold all are kept. Of those equal to it as many as there are places left, the first: "
+        "equal & (above + tl.cumsum(equal) <= k). Top-p: the weight before a token must be less than p · S.",
+    ),
+    mistakes=(
+        FIXED_SIZE,
+        Mistake("row_stride_ignored", "Only rows that lie apart, or are one and the same in memory, are read wrongly. "
+            "Row r begins at r times probabilities.stride(0).",
+            when=lambda case, seen, got: has_gaps(case) and not case.reaches_far, every=True),
+        Mistake("too_few_rounds", "The search for the threshold ended too early, so tokens near it were kept or "
+            "dropped wrongly. Go on until no number lies between the bounds.", when=near_the_threshold, every=True),
+    ),
+)  # fmt: skip
