@@ -73,7 +73,7 @@ CONTRACT = Contract(
         "dtype": "float32 or float16", "unused": "hold anything, NaN too", "table_layout": "any row stride",
     },
     valid=lambda lengths, key_heads, **others: key_heads * sum(lengths) <= 200,
-    most=8,
+    most=10,
 )  # fmt: skip
 
 
