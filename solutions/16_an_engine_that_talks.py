@@ -95,3 +95,90 @@ def plan(requests, budget, free_pages, page_size):
 
 # %%
 best_plan = check("16.6", plan).best
+
+# %% [markdown]
+# **A product for few rows · deeper.** With 1 to 64 rows, a product reads every number of the weight for a few FLOPs
+# each. It takes as long as reading the weight takes, so the whole card has to read all the time. A weight of 576 rows
+# has 18 tiles of 32 rows. With a program for each tile, 18 of an H100's 132 multiprocessors work.
+#
+# So you cut the width into parts too. Each program multiplies one tile by its own part of the width, and the parts are
+# added: by a second kernel over a workspace [parts, rows, out], or by atomic additions into float32 memory that was
+# filled with zeros. Each number of the weight is still read once, by one program. Therefore a program must take all
+# rows of x. The tensor cores ask for at least 16 rows, so it pads them with zeros, to 16, 32 or 64.
+
+# %%
+# Exercise 16.8 · A product for few rows
+@triton.jit
+def parts_kernel(
+    x_pointer, weight_pointer, parts_pointer, rows, out, width, x_stride, weight_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):
+    """BLOCK_N outputs of all rows, over one part of the width. The parts are [splits, rows, out]."""
+    # BEGIN SOLUTION
+    part, splits = tl.program_id(1), tl.num_programs(1)
+    blocks = tl.cdiv(width, BLOCK_K)
+    begin, end = part * blocks // splits * BLOCK_K, (part + 1) * blocks // splits * BLOCK_K
+    row = tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    x_rows = x_pointer + row.to(tl.int64)[:, None] * x_stride  # [BLOCK_M, 1]
+    weight_rows = weight_pointer + column.to(tl.int64)[None, :] * weight_stride  # [1, BLOCK_N]
+
+    total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    for start in range(begin, end, BLOCK_K):
+        inner = start + tl.arange(0, BLOCK_K)  # [BLOCK_K]
+        x_tile = tl.load(x_rows + inner[None, :], mask=(row < rows)[:, None] & (inner < width)[None, :], other=0.0)
+        inside = (inner < width)[:, None] & (column < out)[None, :]
+        weight_tile = tl.load(weight_rows + inner[:, None], mask=inside, other=0.0)  # [BLOCK_K, BLOCK_N]
+        total = tl.dot(x_tile, weight_tile, total)
+
+    places = (part * rows + row)[:, None].to(tl.int64) * out + column[None, :]
+    tl.store(parts_pointer + places, total, mask=(row < rows)[:, None] & (column < out)[None, :])
+    # END SOLUTION
+
+
+@triton.jit
+def add_kernel(parts_pointer, result_pointer, numbers, splits, BLOCK: tl.constexpr):
+    """Add the parts in order, in float32, and round once."""
+    # BEGIN SOLUTION
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for part in range(splits):
+        total += tl.load(parts_pointer + part * numbers + place, mask=place < numbers, other=0.0)
+    tl.store(result_pointer + place, total.to(result_pointer.dtype.element_ty), mask=place < numbers)
+    # END SOLUTION
+
+
+def few_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x · weightᵀ for few rows.
+
+    x: [rows, width], rows 1 to 64; weight: [out, width]. Both are float16, or both bfloat16 on a GPU that computes in
+    it. out and width are any sizes from 1. The rows may lie any number of elements apart, and the last dimension is
+    contiguous.
+    Returns: [rows, out] in their dtype. All sums are float32, and rounded once at the end.
+
+    Kernels alone multiply and add; PyTorch may make memory, fill it with zeros, and convert the result's dtype. No
+    number of the weight is loaded twice, in all programs together. Beside the weight, x and the result there are at
+    most 64 parts of rows · out float32 numbers, each stored once and loaded once, or added atomically. The largest
+    launch has at least 64 programs, or one for each 4,096 numbers of the weight where these are fewer. On a GPU,
+    8 rows by a weight [2048, 16384] take no longer than 1.25 times as long as torch's own product.
+    """
+    # BEGIN SOLUTION
+    (rows, width), out = x.shape, weight.shape[0]
+    BLOCK_N, BLOCK_K = 32, 128
+    tiles, programs = triton.cdiv(out, BLOCK_N), 64
+    if x.is_cuda:
+        programs = max(64, 4 * torch.cuda.get_device_properties(x.device).multi_processor_count)
+    splits = min(triton.cdiv(programs, tiles), triton.cdiv(width, BLOCK_K), 64)
+    parts = torch.empty(splits, rows, out, dtype=torch.float32, device=x.device)
+    result = torch.empty(rows, out, dtype=x.dtype, device=x.device)
+    parts_kernel[(tiles, splits)](
+        x, weight, parts, rows, out, width, x.stride(0), weight.stride(0),
+        BLOCK_M=max(16, triton.next_power_of_2(rows)), BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_stages=4,
+    )
+    add_kernel[(triton.cdiv(rows * out, 1024),)](parts, result, rows * out, splits, BLOCK=1024)
+    return result
+    # END SOLUTION
+
+
+# %%
+best_few_rows = check("16.8", few_rows).best
