@@ -72,7 +72,7 @@ class ManyPrograms(Requirement):
             return None
         return (
             f"For a weight of {weight.shape[0]} × {weight.shape[1]} the programs of the largest launch are"
-            f" {seen.largest_grid}, and {asked} are asked for. Cut the width into parts, and give each its own programs."
+            f" {seen.largest_grid}, and {asked} are asked for. Cut the width into parts, each with programs."
         )
 
 

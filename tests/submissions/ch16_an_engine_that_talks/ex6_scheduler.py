@@ -33,8 +33,9 @@ def wrong(*replacements):
 
 
 WRONG = {
-    "decodes_starve": wrong((DECODES, ""), (FILL, "    compute_prompts()\n" + DECODES + "    if requests")),
-    "decodes_starve__in_order": wrong((DECODES, DECODES.replace(
+    "decode_waits": wrong(
+        (DECODES, ""), (FILL, "    compute_prompts()\n" + DECODES + "    if requests")),
+    "decode_waits__in_order": wrong((DECODES, DECODES.replace(
         "        if budget == 0:", "        if any(missing(one) > 1 for one in running[: running.index(request)]) if "
         "request in running else True:\n            break\n        if budget == 0:"
     ))),
@@ -43,16 +44,18 @@ WRONG = {
         (DECODES, "    decoding = [request for request in running if missing(request) == 1][:budget]\n"
          "    left = budget - len(decoding)\n" + DECODES + "    budget = left\n")
     ),
-    "never_preempts": wrong((PREEMPT, ""),
+    "passed_over": wrong((PREEMPT, ""),
                             (TURN, TURN.replace("request in running", "pages_for(request, 1) <= free_pages"))),
-    "oldest_preempted": wrong(("running.pop()", "running.pop(0)")),
-    "never_itself": wrong((PREEMPT, PREEMPT.replace("preempt_the", "running.sort(key=lambda one: one is not request)\n"
+    "not_the_newest__oldest": wrong(("running.pop()", "running.pop(0)")),
+    "not_the_newest__never_itself": wrong((
+        PREEMPT, PREEMPT.replace("preempt_the", "running.sort(key=lambda one: one is not request)\n"
                                                     "            preempt_the"))),
-    "never_itself__nobody": wrong(
+    "passed_over__as_the_newest": wrong(
         (NEEDS, "if request in running and pages_for(request, 1) > free_pages and request is not running[-1]:"),
         (TURN, TURN.replace("running", "running and pages_for(request, 1) <= free_pages")),
     ),
-    "always_itself": wrong((PREEMPT, PREEMPT.replace("preempt_the", "running.sort(key=lambda one: one is request)\n"
+    "not_the_newest__always_itself": wrong((
+        PREEMPT, PREEMPT.replace("preempt_the", "running.sort(key=lambda one: one is request)\n"
                                                      "            preempt_the"))),
     "preempts_without_budget": wrong(
         ("        if budget == 0:\n            break\n", ""),
@@ -80,13 +83,14 @@ WRONG = {
     ),
     "pages_overdrawn": wrong((NEW, "new = min(missing(request), budget)")),
     "pages_overdrawn__still_free": wrong(("        free_pages -= pages_for(request, new)\n", "")),
-    "all_or_nothing": wrong((NEW, "new = min(missing(request), budget)\n            if new > room" + CONTINUE)),
-    "not_cut": wrong((NEW, "new = min(missing(request), room)\n            if missing(request) > budget" + CONTINUE)),
+    "left_out": wrong((NEW, "new = min(missing(request), budget)\n            if new > room" + CONTINUE)),
+    "left_out__budget": wrong((
+        NEW, "new = min(missing(request), room)\n            if missing(request) > budget" + CONTINUE)),
     "last_page_forgotten": wrong((ROOM, "room = free_pages * page_size")),
-    "rounded_wrongly": wrong((PAGES, 'return (request["cached"] + new) // page_size - request["pages"]')),
-    "rounded_wrongly__one_more": wrong((PAGES, 'return (request["cached"] + new) // page_size + 1 - request["pages"]')),
-    "one_prompt": wrong((GOT, GOT + "                break\n")),
-    "round_ended": wrong((GOT, GOT + "            else:\n                break\n")),
+    "pages_overdrawn__rounded_down": wrong((PAGES, 'return (request["cached"] + new) // page_size - request["pages"]')),
+    "one_page_too_many": wrong((PAGES, 'return (request["cached"] + new) // page_size + 1 - request["pages"]')),
+    "round_ended": wrong((GOT, GOT + "                break\n")),
+    "round_ended__without_a_page": wrong((GOT, GOT + "            else:\n                break\n")),
     "empty_entry": wrong(("if new > 0:", "if True:")),
     "not_by_arrival": wrong((LOOP, LOOP.replace("requests", "sorted(requests, key=missing)"))),
     "not_by_arrival__newest": wrong((LOOP, LOOP.replace("requests", "reversed(requests)"))),
@@ -95,8 +99,6 @@ WRONG = {
     "waiting_preempted": wrong(("        newest = running.pop()\n", "        newest = requests[-1]\n        if newest "
                                 "in running:\n            running.pop()\n")),
     "not_the_newest": wrong(("running.pop()", "running.pop(len(running) // 3)")),
-    "decode_waits": wrong(("[request for request in running if missing(request) == 1]", "sorted([request for request "
-                           "in running if missing(request) == 1], key=lambda one: -one['pages'])[:1]")),
     "not_there": wrong((RETURN, "    tokens.update({'before': 1} if not requests else {})\n" + RETURN)),
 }  # fmt: skip
 UNUSUAL = {
