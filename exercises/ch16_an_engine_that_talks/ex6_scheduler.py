@@ -188,8 +188,8 @@ CHANGES = (
         preempts_without_need=(NEEDED, "self.free == 0")),
     *edits("", no_second_look=(f"{ITS_TURN} and self.grows(one, 1) <= self.free", ITS_TURN)),
     *edits("The pages of a preempted request did not become free in this step, or not all. Add all of them at once.",
-        pages_kept=(BACK, "pass"), pages_kept__but_one=(BACK, "self.free += 1"),
-        pages_kept__again=(BACK, "pass", PREEMPT, PREEMPT.replace("if", "while"))),
+        pages_kept=(BACK, "pass"), pages_kept__not_full=(BACK, 'self.free += newest["cached"] // self.page_size'),
+        pages_kept__one=(BACK, "self.free += 1"), pages_kept__again=(BACK, "pass", PREEMPT, f"while{PREEMPT[2:]}")),
     *edits("A request computes its prompt alone. One that was preempted has lost the keys and values of what it wrote "
         "too: it has prompt + written - cached tokens left.",
         prompt_alone=(LEFT, f"{LEFT_OF_PROMPT} if {IN_PROMPT} else 1"), prompt_alone__ever=(LEFT, LEFT_OF_PROMPT),

@@ -64,7 +64,7 @@ WRONG = {
     "preempts_without_need": wrong(("pages_for(request, 1) > free_pages", "free_pages == 0")),
     "preempted_computes": wrong((' or request["id"] in preempted', "")),
     "pages_kept": wrong(('        free_pages += newest["pages"]\n', "")),
-    "pages_kept__but_one": wrong(('free_pages += newest["pages"]', "free_pages += 1")),
+    "pages_kept__one": wrong(('free_pages += newest["pages"]', "free_pages += 1")),
     "prompt_alone": wrong((MISSING, 'return max(request["prompt"] - request["cached"], 1)')),
     "prompt_alone__ever": wrong((MISSING, 'return request["prompt"] - request["cached"]')),
     "decode_by_prompt": wrong((

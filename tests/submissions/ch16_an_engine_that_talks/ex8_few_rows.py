@@ -53,6 +53,12 @@ WRONG = {
     ),
     "parts_overwritten__by_the_sum": wrong((ADDED, ADDED.replace("+=", "="))),
     "parts_overwritten__only_the_first": wrong(("rows * out, splits, BLOCK", "rows * out, 1, BLOCK")),
+    "columns_dropped": wrong((
+        "tiles, programs = triton.cdiv(out, BLOCK_N)", "tiles, programs = max(1, out // BLOCK_N)")),
+    "columns_dropped__one_tile": wrong(("tl.program_id(0) * BLOCK_N + ", "")),
+    "start_forgotten": wrong(("inner = start + tl", "inner = tl")),
+    "start_forgotten__x": wrong(("x_rows + inner[None, :]", "x_rows + (inner - start)[None, :]")),
+    "start_forgotten__weight": wrong(("weight_rows + inner[:, None]", "weight_rows + (inner - start)[:, None]")),
     "columns_counted_twice": wrong(*WIDE_PARTS),
     "not_cleared": wrong(*ATOMIC, ("torch.zeros", "torch.empty")),
     "rounded_on_the_way": wrong(("dtype=torch.float32, device", "dtype=x.dtype, device")),
