@@ -224,8 +224,8 @@ EXERCISE = Exercise(
             "of the parts or of the block, the last part is shorter: round up, and mask.",
             when=counted(lambda times: times[-1] == 0 and (times <= 1).all())),
         Mistake("start_forgotten", START, when=counted(lambda times: (times == 0).any() and (times > 1).any())),
-        Mistake("columns_counted_twice", "Some columns of the width were counted more than once. Mask a part's last block "
-            "with its end, not with the width.", when=counted(lambda times: (times > 1).any())),
+        Mistake("columns_counted_twice", "Some columns of the width were counted more than once. Mask the last block "
+            "of a part with the part's end.", when=counted(lambda times: (times > 1).any())),
         Mistake("not_cleared", "Parts were added to memory that held something else. torch.empty does not fill it: "
             "atomic additions need torch.zeros.", when=lambda case, seen, got: not seen.out_of_bounds
             and any(row["atomic"] for row in seen.traffic.values()) and not bool(got.isfinite().all())),
