@@ -180,8 +180,8 @@ def few_rows(x, weight):
     each = -(-width // parts)
     sums = torch.empty(parts * rows * out, dtype=torch.float, device=x.device)
     y = torch.empty((rows, out), dtype=x.dtype, device=x.device)
-    narrow[(-(-out // 8), parts)](x, weight, sums, rows, out, width, x.stride()[0], weight.stride()[0], each,
-                                 COLUMNS=8, BLOCK=64, ROWS=triton.next_power_of_2(rows))
+    narrow[(-(-out // 32), parts)](x, weight, sums, rows, out, width, x.stride()[0], weight.stride()[0], each,
+                                 COLUMNS=32, BLOCK=64, ROWS=triton.next_power_of_2(rows))
     total[(rows, -(-out // 128))](sums, y, out, parts, BLOCK=128)
     return y
 """,
