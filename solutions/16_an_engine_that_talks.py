@@ -196,7 +196,96 @@ print(f"at the end: {answer.end()!r}")
 # ([AiDotNet#2074](https://github.com/ooples/AiDotNet/pull/2074)).
 
 # %% [markdown]
-# <<EXERCISE 16.1>>
+# **Which rows belong together?** A weight matrix makes one element of a query from each of its rows. Rotary positions
+# then turn these elements in pairs. Hugging Face and this course pair element $i$ of a head with element $i + d/2$.
+# GGUF files of Llama models pair neighbours, $2i$ and $2i + 1$, and the rows of queries and keys were moved to suit
+# when the file was written. A head of six elements lies there as
+#
+#     place in the file    0   1   2   3   4   5
+#     row of our model     0   3   1   4   2   5
+#
+# You put them back, head by head. There are fewer heads of keys than of queries. A bias is one element for each row, so
+# it is moved too. Values and outputs are not turned, and lie as they are.
+#
+# Many small models are *tied*: the file has no output matrix, and the embedding serves in its place.
+
+# %%
+# Exercise 16.1 · Rows in the right pairs
+PARTS = {
+    "token_embd": "embedding", "output_norm": "norm", "output": "logits",
+    "attn_norm": "attention_norm", "attn_q": "attention.query", "attn_k": "attention.key", "attn_v": "attention.value",
+    "attn_output": "attention.output", "ffn_norm": "feed_forward_norm", "ffn_gate": "feed_forward.gate",
+    "ffn_up": "feed_forward.up", "ffn_down": "feed_forward.down",
+}  # fmt: skip
+
+
+def our_name(name):
+    """Our name of a file's tensor: "blk.3.attn_q.weight" is "blocks.3.attention.query.weight"."""
+    *layer, part, kind = name.split(".")
+    return ".".join((*(("blocks", layer[1]) if layer else ()), PARTS[part], kind))
+
+
+def load_weights(found, heads, key_heads):
+    """The weights of a Llama model under our names, from those of a GGUF file.
+
+    found: a dict from names to tensors, in any order, some in float32 and others in float16 or bfloat16. It has
+        token_embd.weight [vocabulary, width], output_norm.weight, perhaps output.weight [vocabulary, width], and for
+        each layer L from 0 on the other parts of the table: blk.L.attn_q.weight [heads · head_dim, width],
+        blk.L.attn_k.weight and blk.L.attn_v.weight [key_heads · head_dim, width], blk.L.attn_output.weight
+        [width, heads · head_dim] and so on. Q, K and V may have a bias too, as in blk.L.attn_q.bias
+        [heads · head_dim].
+    heads, key_heads: of queries, and of keys and values. heads is a multiple of key_heads; head_dim is any even number,
+        and heads · head_dim need not be width.
+    Returns: a dict from our_name(name) to the tensor, with the file's shape and dtype. In each head of Q and of K, row
+    2i becomes row i, and row 2i + 1 becomes row i + head_dim / 2; so with the elements of their biases. All others are
+    as in the file. Where the file has no output.weight, logits.weight is the embedding.
+    """
+    # BEGIN SOLUTION
+    loaded = {}
+    for name, tensor in found.items():
+        count = heads if ".attn_q." in name else key_heads if ".attn_k." in name else None
+        if count is not None:
+            tensor = tensor.unflatten(0, (count, -1, 2)).transpose(1, 2).flatten(0, 2)
+        loaded[our_name(name)] = tensor
+    loaded.setdefault("logits.weight", loaded["embedding.weight"])
+    return loaded
+    # END SOLUTION
+
+
+# %%
+best_load_weights = check("16.1", load_weights).best
+
+# %% [markdown]
+# Now the small model of chapter 05, as a GGUF file would hold it. *Perplexity* is $e$ to the mean loss a token. With a
+# perplexity of 10, the model is as unsure as if it chose among 10 tokens that are equally likely. You measure it on
+# text that the model has read, once with your loader, and once with queries and keys left in the file's order.
+
+# %%
+from course_lib.models.decoder import Decoder
+from course_lib.models.kinds import loss_on
+from course_lib.models.loading.gguf_file import name_of
+from course_lib.models.tiny import TINY, tiny_text
+from course_lib.models.trained import trained_model
+
+
+def in_file_order(rows, heads):
+    """The rows of queries or keys as a GGUF file holds them: pairs side by side."""
+    return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+rows_of = {"query": TINY.query_heads, "key": TINY.key_heads}
+as_in_file = {}
+for name, tensor in trained_model("tiny", device=device).state_dict().items():
+    part = name.split(".")[-2]
+    as_in_file[name_of(name)] = in_file_order(tensor, rows_of[part]) if part in rows_of else tensor
+
+loaded = best_load_weights(as_in_file, TINY.query_heads, TINY.key_heads)
+left = {name: as_in_file[name_of(name)] if name.split(".")[-2] in rows_of else loaded[name] for name in loaded}
+text = tiny_text()[:4000]  # the model's tokens are bytes
+decoder = Decoder(dataclasses.replace(TINY, tied=False)).to(device).eval()  # its output matrix is given, too
+for words, weights in (("put back by your loader", loaded), ("left as in the file", left)):
+    decoder.load_state_dict(weights)
+    print(f"rows of queries and keys {words}: perplexity {math.exp(loss_on(decoder, text)):.2f}")
 
 # %% [markdown]
 # Other mistakes of this kind have been reported: an output matrix that was missing because it is tied to the embedding
@@ -279,7 +368,88 @@ draw_steps({
 # ([ATOM#1835](https://github.com/ROCm/ATOM/pull/1835), eight MI355X).
 
 # %% [markdown]
-# <<EXERCISE 16.6>>
+# **Who runs next?** Every step of the engine computes at most `budget` tokens, for several requests at once. Requests
+# that write come first, because each of them needs one token only and someone is reading along. Whatever budget is
+# left goes to prompts. A long prompt is cut into chunks, and each step computes one of them.
+#
+# The second limit is memory. A request holds pages for the tokens in its cache, and when no page is free, somebody has
+# to give pages back: the newest request that runs. Its text is kept, but its keys and values are gone. It will compute
+# all of them again, those of the prompt and those of the tokens that it has already written.
+
+
+# %%
+# Exercise 16.6 · The scheduler
+def plan(requests, budget, free_pages, page_size):
+    """Plan one step of an engine: how many tokens each request computes, and who gives its pages back.
+
+    requests: a list of dicts in order of arrival, the oldest first. There may be none. Each dict has
+        "id": a string or a whole number, another one for each request;
+        "prompt": tokens of its prompt, at least 1; "written": tokens of its output so far, 0 or more;
+        "cached": how many of its prompt + written tokens are in the cache. At least 1 is not: what it has left;
+        "pages": pages that it holds, ceil(cached / page_size). It runs if it holds any, and waits if not.
+    budget: the most tokens of a step, at least 1. free_pages: pages that nobody holds. page_size: tokens of a page, at
+        least 1. Every request would fit into all the pages by itself, with all its tokens.
+    Returns: (tokens, preempted). tokens is a dict from the id of each request that computes to its number of tokens,
+    with no entry of 0; preempted is a list of ids. Both are in any order. `requests` must stay as it is.
+
+    To compute `new` tokens, a request takes ceil((cached + new) / page_size) - pages of the free pages. The rules are:
+    1. A request that runs and has 1 token left decodes. Decodes come first: a token each, in order of arrival, while
+       the budget lasts. If one of them needs a page and none is free, the newest request that runs is preempted, which
+       may be the one that needs the page. The pages of a preempted request are free at once, and it computes nothing
+       in this step. In a later step it waits, with nothing in the cache.
+    2. Then all other requests follow in order of arrival, whether they run or wait. Each computes as many tokens as it
+       has left, as the budget has left, and as fit into its pages and the free ones, whichever is least.
+    3. If nobody computes by rules 1 and 2, although there are requests, the newest request that runs is preempted.
+       Then rule 2 is applied again.
+    """
+    # BEGIN SOLUTION
+    tokens, preempted = {}, []
+    running = [request for request in requests if request["pages"] > 0]
+
+    def missing(request):
+        return request["prompt"] + request["written"] - request["cached"]
+
+    def pages_for(request, new):
+        return -(-(request["cached"] + new) // page_size) - request["pages"]
+
+    def preempt_the_newest():
+        nonlocal free_pages
+        newest = running.pop()
+        preempted.append(newest["id"])
+        free_pages += newest["pages"]
+
+    def compute(request, new):
+        nonlocal free_pages, budget
+        tokens[request["id"]] = new
+        budget -= new
+        free_pages -= pages_for(request, new)
+
+    def compute_prompts():
+        for request in requests:
+            if request["id"] in tokens or request["id"] in preempted:
+                continue
+            room = (request["pages"] + free_pages) * page_size - request["cached"]
+            new = min(missing(request), budget, room)
+            if new > 0:
+                compute(request, new)
+
+    for request in [request for request in running if missing(request) == 1]:
+        if budget == 0:
+            break
+        if request in running and pages_for(request, 1) > free_pages:
+            preempt_the_newest()
+        if request in running:
+            compute(request, 1)
+    compute_prompts()
+    if requests and not tokens:
+        preempt_the_newest()
+        compute_prompts()
+    return tokens, preempted
+    # END SOLUTION
+
+
+# %%
+best_plan = check("16.6", plan).best
 
 # %% [markdown]
 # ## Sampling is probability
@@ -373,7 +543,87 @@ measured("16 tokens of text until the noise is infinite", 2**32 / ones / 49_152,
 # request prefers the same tokens at each place.
 
 # %% [markdown]
-# <<EXERCISE 16.2>>
+# **Drawing a token without a softmax.** Give each token a *score*: its logit divided by the temperature, plus noise
+# $-\log(-\log u)$, where $u$ is uniform between 0 and 1. The token with the largest score is then an exact draw from
+# the softmax, which nobody has computed. (The noise is called *Gumbel noise*.)
+#
+# The noise comes from a hash of (seed, position, token), so a request draws the same token in any batch. A hash gives
+# 32 bits, and $u$ must lie strictly between 0 and 1. At $u = 1$ the noise is $+\infty$, and that token wins whatever
+# its logit is; at $u = 0$ it is $-\infty$. Dividing by $2^{32} - 1$ reaches both ends. In float32 even
+# $(\text{bits} + \tfrac12) / 2^{32}$ rounds to 1, and so does $(\text{24 bits} + \tfrac12) / 2^{24}$, because float32
+# has 24 binary digits. So keep 23 bits: these and the half fit.
+
+# %%
+# Exercise 16.2 · A draw without a softmax
+@triton.jit
+def mix(word):
+    """Given: a hash of 32 bits, as uint32. Each of its bits depends on all of `word`; no two words have the same."""
+    word = word.to(tl.uint32)
+    word = (word ^ (word >> 16)) * 0x85EBCA6B
+    word = (word ^ (word >> 13)) * 0xC2B2AE35
+    return word ^ (word >> 16)
+
+
+@triton.jit
+def draw_kernel(
+    logits_pointer, temperatures_pointer, seeds_pointer, positions_pointer, tokens_pointer, vocabulary, row_stride,
+    BLOCK: tl.constexpr,
+):
+    """One program draws the token of one row."""
+    # BEGIN SOLUTION
+    row = tl.program_id(0).to(tl.int64)
+    temperature = tl.load(temperatures_pointer + row)
+    seed, position = tl.load(seeds_pointer + row), tl.load(positions_pointer + row)
+    row_word = mix(mix(seed) ^ position)
+    best = tl.full([], float("-inf"), tl.float32)
+    drawn = tl.full([], 0, tl.int32)
+    for start in range(0, vocabulary, BLOCK):
+        token = start + tl.arange(0, BLOCK)  # [BLOCK]
+        inside = token < vocabulary
+        logits = tl.load(logits_pointer + row * row_stride + token, mask=inside, other=float("-inf")).to(tl.float32)
+        scores = logits
+        if temperature > 0:
+            bits = mix(row_word ^ token)
+            u = ((bits >> 9).to(tl.float32) + 0.5) / 8388608.0
+            noise = -tl.log(-tl.log(u))
+            scores = logits / temperature + noise  # [BLOCK]
+        score, place = tl.max(scores, axis=0, return_indices=True)
+        if score > best:
+            best, drawn = score, start + place
+    tl.store(tokens_pointer + row, drawn)
+    # END SOLUTION
+
+
+def sample(logits, temperatures, seeds, positions):
+    """One token for each row: the one with the largest score = logit / temperature + noise. It is a draw from
+    softmax(logits / temperature).
+
+    noise = -log(-log(u)), u = (floor(bits / 2⁹) + 1/2) / 2²³, bits = mix(mix(mix(seed) ^ position) ^ token), where
+    `token` counts from 0 in the row. At temperature 0 there is no noise: the token with the largest logit, of equal
+    ones the first.
+
+    logits: [rows, vocabulary], float32, float16 or bfloat16, at least one row; any vocabulary from 1. Rows may lie any
+        stride apart; in a row the numbers are neighbours. A logit may be -inf: that token may not be drawn. Each row
+        has a finite one; all these are below 66,000 in size. No NaN, no +inf.
+    temperatures: float32 [rows], each 0, or from 0.01 to 100.
+    seeds, positions: int64 [rows], each from 0 to 2³² - 1. All three are contiguous, and each row has its own of each.
+    Returns: the tokens, int64 [rows]. Triton kernels do all of the work, PyTorch's own operations compute nothing, and
+        each logit is loaded once. Compute in float32: two scores that its rounding could exchange are never the largest
+        ones of a row.
+    """
+    # BEGIN SOLUTION
+    rows, vocabulary = logits.shape
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    block = min(1024, triton.next_power_of_2(vocabulary))
+    draw_kernel[(rows,)](
+        logits, temperatures, seeds, positions, tokens, vocabulary, logits.stride(0), BLOCK=block
+    )
+    return tokens
+    # END SOLUTION
+
+
+# %%
+best_sample = check("16.2", sample).best
 
 # %% [markdown]
 # ## Filters, and how to do without sorting · deeper
@@ -409,7 +659,92 @@ measured("16 tokens of text until the noise is infinite", 2**32 / ones / 49_152,
 # With p = 0.9, nine of ten first draws are already inside.
 
 # %% [markdown]
-# <<EXERCISE 16.3>>
+# **Top-k and top-p by pivots.** Top-k keeps the $k$ most likely tokens. Top-p then keeps the first of those, until they
+# weigh $p$ together. To find them you need no sorted row, but only the last probability that is kept: the *threshold*.
+# Keep two bounds between which it lies. In each round, place two pivots between them, count (for $k$) or weigh (for
+# $p$) what is at or above each pivot, and keep the third in which the threshold lies. Of $2^{24}$ places, 16 rounds
+# leave one.
+#
+# The order of the filters matters. Take (0.35, 0.25, 0.20, 0.05, …), $k = 4$, $p = 0.82$. Measured on all tokens, the
+# fourth is needed: 0.80 is too little. Measured on the four that $k$ left, which weigh 0.85, the limit is
+# $0.82 \cdot 0.85 = 0.697$, and three are enough. And equal probabilities need an order, or top-k keeps too many.
+
+# %%
+# Exercise 16.3 · Top-k and top-p without sorting
+@triton.jit
+def threshold(keys, weights, least):
+    """The largest key t such that the weights of keys >= t are `least` or more together; keys int32, 0 to 2²⁴."""
+    # BEGIN SOLUTION
+    low = tl.full([], 0, tl.int32)  # here they are
+    high = tl.full([], 16777217, tl.int32)  # and here no more
+    while high - low > 1:
+        step = tl.maximum((high - low) // 3, 1)
+        first, second = low + step, high - step
+        if tl.sum(tl.where(keys >= second, weights, 0.0), axis=0) >= least:
+            low = second
+        elif tl.sum(tl.where(keys >= first, weights, 0.0), axis=0) >= least:
+            low, high = first, second
+        else:
+            high = first
+    return low
+    # END SOLUTION
+
+
+@triton.jit
+def keep_kernel(
+    probabilities_pointer, k_pointer, p_pointer, kept_pointer, vocabulary, row_stride, BLOCK: tl.constexpr
+):
+    """One program filters one row, which it holds in one tile."""
+    # BEGIN SOLUTION
+    row, token = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)  # [BLOCK]
+    inside = token < vocabulary
+    x = tl.load(probabilities_pointer + row * row_stride + token, mask=inside, other=0.0)  # [BLOCK]
+    keys = tl.where(inside, (x * 16777216.0).to(tl.int32), -1)  # [BLOCK], exact
+    k = tl.minimum(tl.load(k_pointer + row), vocabulary).to(tl.float32)
+    last = threshold(keys, tl.where(inside, 1.0, 0.0), k)
+    above = tl.sum((keys > last).to(tl.float32), axis=0)
+    equal = keys == last
+    kept = (keys > last) | (equal & (above + tl.cumsum(equal.to(tl.float32), axis=0) <= k))
+
+    weights = tl.where(kept, x, 0.0)
+    least = tl.load(p_pointer + row) * tl.sum(weights, axis=0)
+    last = threshold(keys, weights, least)
+    above = tl.sum(tl.where(keys > last, weights, 0.0), axis=0)
+    equal = kept & (keys == last)
+    before = above + (tl.cumsum(equal.to(tl.float32), axis=0) - 1) * x  # of those that are equal
+    kept = kept & ((keys > last) | (equal & (before < least)))
+    tl.store(kept_pointer + row * vocabulary + token, kept, mask=inside)
+    # END SOLUTION
+
+
+def keep(probabilities, k, p):
+    """Which tokens top-k, and then top-p, leave of each row.
+
+    The order of a row's tokens: the larger probability first, of equal ones the lower index. Top-k keeps the first k of
+    them. S is the sum of what it kept. Top-p keeps the first of these, up to the one at which their sum reaches p · S:
+    that one is kept, too.
+
+    probabilities: [rows, vocabulary], float32; at least one row, and a vocabulary from 1 to 4,096. Rows may lie any
+        stride apart; in a row the numbers are neighbours. A row adds up to 1, and each probability is a multiple of
+        2⁻²⁴ (0 is one), so float32 adds them exactly in any order.
+    k: int64 [rows], each from 1 to the vocabulary and beyond.
+    p: float32 [rows], each above 0 and at most 1. Both are contiguous.
+    Returns: bool [rows, vocabulary], contiguous: True for what is left. Triton kernels do all of the work. PyTorch's
+        own operations compute nothing and sort nothing, and each probability is loaded once. p · S is either reached
+        exactly, or differs from every sum by more than float32 rounds off.
+    """
+    # BEGIN SOLUTION
+    rows, vocabulary = probabilities.shape
+    kept = torch.empty((rows, vocabulary), dtype=torch.bool, device=probabilities.device)
+    keep_kernel[(rows,)](
+        probabilities, k, p, kept, vocabulary, probabilities.stride(0), BLOCK=triton.next_power_of_2(vocabulary)
+    )
+    return kept
+    # END SOLUTION
+
+
+# %%
+best_keep = check("16.3", keep).best
 
 # %% [markdown]
 # What does it bring? Someone compared FlashInfer's sampler with the former PyTorch path in vLLM, for 131,072 tokens. At
@@ -448,7 +783,56 @@ measured("16 tokens of text until the noise is infinite", 2**32 / ones / 49_152,
 # The draft's quality does not appear in the result. A bad draft costs time, and never changes the law.
 
 # %% [markdown]
-# <<EXERCISE 16.4>>
+# **Which guesses may stay?** A cheap model guesses the next k tokens and draws each from its own probabilities q. The
+# large model then computes its probabilities p for all k + 1 places in one step. Go through the guesses in order.
+# Accept a guessed token x with the chance min(1, p(x) / q(x)). If q gives it 0.5 and p only 0.3, it stays six times in
+# ten. At the first refusal, draw another token in its place from max(p - q, 0), scaled so that the chances add up to 1,
+# and stop. If all k are accepted, draw one more token from p's last row.
+#
+# What is appended then has exactly the law of p, as if the large model had drawn every token itself. Your function is
+# judged by this law and not by luck: the check calls it for every draft and on a fine grid of uniforms, and adds up the
+# chances of all answers. It also tells you the *total variation*, half the sum of |chance - p| over the tokens.
+
+
+# %%
+# Exercise 16.4 · Accept or refuse
+def accept(
+    draft_tokens: torch.Tensor,
+    draft_probabilities: torch.Tensor,
+    target_probabilities: torch.Tensor,
+    uniforms: torch.Tensor,
+) -> list[int]:
+    """The tokens that one step of speculative sampling appends.
+
+    draft_tokens: int64 [k], the guesses; k may be 0. Token i was drawn from row i of draft_probabilities, so its
+        probability there is above 0.
+    draft_probabilities: q, float32 [k, vocabulary]. A row adds up to 1. It may be 1 on a single token, as where the
+        guess was copied from the prompt, or be equal to p's row.
+    target_probabilities: p, float32 [k + 1, vocabulary]. Row i is for the place of guess i, the last for the token
+        behind all guesses. It may be 0 where q is not.
+    uniforms: float32 [k + 1], independent, each between 0 and 1: uniforms[i] for the decision on guess i, the last for
+        the draw of the token that you append at the end.
+    Returns: a list of 1 to k + 1 tokens: the guesses that are accepted, then the one that is drawn. If q drew the
+    guesses, they have the law of p, and as many guesses are accepted as the rule above accepts. Which uniforms lead to
+    which token is up to you. No argument is changed.
+    """
+    # BEGIN SOLUTION
+    tokens = []
+    weights = target_probabilities[-1]
+    for place, token in enumerate(draft_tokens.tolist()):
+        p, q = target_probabilities[place], draft_probabilities[place]
+        if uniforms[place] >= p[token] / q[token]:
+            weights = (p - q).clamp(min=0)
+            break
+        tokens.append(token)
+    edges = weights.cumsum(0)
+    tokens.append(int((uniforms[-1] * edges[-1] > edges[:-1]).sum()))
+    return tokens
+    # END SOLUTION
+
+
+# %%
+best_accept = check("16.4", accept).best
 
 # %% [markdown]
 # How wrong are rules that look nearly right? With four tokens you need no luck to find out. You can add up all cases.
@@ -539,7 +923,109 @@ draw_speculation(rates=(0.9, 0.8, 0.6, 0.3), costs=(0.0, 0.1, 0.25, 0.5), rate=0
 # they must not be counted twice.
 
 # %% [markdown]
-# <<EXERCISE 16.5>>
+# **Several queries, one reading · deeper.** To check k guesses the model runs them behind the newest token: k + 1
+# tokens in one step. Their keys are written into the pages first. Then each of the k + 1 queries attends to the whole
+# text, and to the guesses up to its own. A kernel for decode, called k + 1 times, would read all pages k + 1 times.
+# But the queries of a sequence need the same pages, so a tile can hold all of them: its rows are pairs of a query and
+# a head. With 5 queries and groups of 3 heads these are 15 rows, which the tensor cores multiply as fast as one. Only
+# the mask differs from row to row: of `length` keys, query i sees length - (k + 1) + i + 1.
+
+
+# %%
+# Exercise 16.5 · Several queries, one reading
+@triton.jit
+def verify_kernel(
+    query_pointer,
+    key_pointer,
+    value_pointer,
+    table_pointer,
+    lengths_pointer,
+    output_pointer,
+    table_stride,
+    scale_log2,
+    key_heads,
+    QUERIES: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+):
+    """One program: the queries and heads of a KV head, [ROWS], against the pages of one sequence."""
+    # BEGIN SOLUTION
+    sequence, key_head = tl.program_id(0), tl.program_id(1)
+    length = tl.load(lengths_pointer + sequence)
+    rows = tl.arange(0, ROWS)  # [ROWS]
+    number, member = rows // GROUP, rows % GROUP
+    is_row = rows < QUERIES * GROUP
+    columns, slots = tl.arange(0, HEAD_DIM), tl.arange(0, PAGE_SIZE)
+    places = ((sequence * QUERIES + number) * key_heads + key_head) * GROUP + member  # [ROWS]
+    places = places[:, None] * HEAD_DIM + columns[None, :]  # [ROWS, HEAD_DIM]
+    query = tl.load(query_pointer + places, mask=is_row[:, None], other=0.0)
+    ends = length - QUERIES + 1 + number  # [ROWS]: the keys that a row sees
+    running_max = tl.full([ROWS], float("-inf"), tl.float32)
+    running_sum = tl.zeros([ROWS], tl.float32)
+    accumulator = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    for block in range(0, tl.cdiv(length, PAGE_SIZE)):
+        page = tl.load(table_pointer + sequence * table_stride + block).to(tl.int64)
+        positions = block * PAGE_SIZE + slots  # [PAGE_SIZE]
+        offsets = ((page * key_heads + key_head) * PAGE_SIZE + slots)[:, None] * HEAD_DIM + columns[None, :]
+        inside = (positions < length)[:, None]
+        keys = tl.load(key_pointer + offsets, mask=inside, other=0.0)  # [PAGE_SIZE, HEAD_DIM]
+        values = tl.load(value_pointer + offsets, mask=inside, other=0.0)  # [PAGE_SIZE, HEAD_DIM]
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale_log2  # [ROWS, PAGE_SIZE]
+        scores = tl.where(positions[None, :] < ends[:, None], scores, float("-inf"))
+        new_max = tl.maximum(running_max, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_max[:, None])
+        rescale = tl.exp2(running_max - new_max)
+        running_sum = running_sum * rescale + tl.sum(weights, axis=1)
+        product = tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        accumulator = accumulator * rescale[:, None] + product
+        running_max = new_max
+    output = accumulator / running_sum[:, None]
+    tl.store(output_pointer + places, output.to(output_pointer.dtype.element_ty), mask=is_row[:, None])
+    # END SOLUTION
+
+
+def verify_attention(
+    query: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    block_table: torch.Tensor,
+    lengths: torch.Tensor,
+) -> torch.Tensor:
+    """Attention of the newest token and k guesses of each sequence to its pages, in one launch.
+
+    query: [batch, k + 1, query_heads, head_dim], float32 or float16, contiguous; k + 1 from 1 to 8, head_dim 16, 32, 64
+        or 128. Query 0 of a sequence is its newest token, the others are the guesses in their order.
+    key_pages, value_pages: [pages, key_heads, page_size, head_dim], of query's dtype, contiguous; page_size 16, 32, 64
+        or 128. query_heads is key_heads · group, group from 1 to 8: query head h reads KV head h // group.
+    block_table: int32 [batch, max_blocks], any row stride: the page of tokens i · page_size and following of a sequence
+        at [sequence, i], in any order.
+    lengths: int32 [batch], the tokens of each sequence in the cache, the k + 1 new ones included: at least k + 1.
+    What a length doesn't reach, entries of the table and slots of pages, may hold anything, NaN too.
+    Returns: [batch, k + 1, query_heads, head_dim], of query's dtype and contiguous. Query i of a sequence sees its
+    first length - (k + 1) + i + 1 keys, and scores are scaled by 1/√head_dim.
+
+    The kernel loads each key and value that a length reaches once, for all k + 1 queries and all query heads of a KV
+    head. It may move 5 % more bytes than that needs, with 4 bytes for each key's page number. PyTorch may allocate no
+    tensor with more elements than the output.
+    """
+    # BEGIN SOLUTION
+    batch, queries, query_heads, head_dim = query.shape
+    key_heads, page_size = key_pages.shape[1:3]
+    group = query_heads // key_heads
+    output = torch.empty_like(query)
+    verify_kernel[(batch, key_heads)](
+        query, key_pages, value_pages, block_table, lengths, output, block_table.stride(0),
+        math.log2(math.e) / math.sqrt(head_dim), key_heads, QUERIES=queries, GROUP=group,
+        ROWS=max(16, triton.next_power_of_2(queries * group)), HEAD_DIM=head_dim, PAGE_SIZE=page_size,
+    )  # fmt: skip
+    return output
+    # END SOLUTION
+
+
+# %%
+best_verify_attention = check("16.5", verify_attention).best
 
 # %% [markdown]
 # ## Prefixes in a tree · deeper
@@ -589,7 +1075,130 @@ measured("16 prompt tokens of a chat, without the tree over with it", without_tr
 # ([mllm#656](https://github.com/UbiquitousLearning/mllm/pull/656)).
 
 # %% [markdown]
-# <<EXERCISE 16.7>>
+# **Prefixes in a tree · deeper.** Each node of the tree is a cached page with the tokens in it. The way from the root
+# to a node reads the beginning of a text, and its pages hold the keys and values of that beginning. While a request
+# reads pages, they are *locked*, from the first to the last. When memory is needed, pages go from the ends of the tree,
+# and those that were used longest ago go first.
+#
+# Two requests may compute the same page at the same time. The tree keeps the page that came first. The other one is a
+# *duplicate*: it goes back to the caller, whose table names the cached page before the duplicate is free.
+#
+# Production trees keep a run of pages in one node, a *radix tree*. Where a text ends or turns off inside a run, the
+# node is split, and both parts keep its locks and its last use. You may do it either way.
+
+# %%
+# Exercise 16.7 · Prefixes in a tree
+class Node:
+    """One cached page, for the tree below. You need not take it: how you keep pages is your choice."""
+
+    def __init__(self, page=None):
+        self.page, self.behind = page, {}  # behind: the tokens of the next page -> its node
+        self.locks, self.used = 0, 0
+
+
+class PrefixCache:
+    """Finds the pages that hold the keys and values of a text's beginning.
+
+    Texts are lists of tokens, whole numbers, and may be empty. Pages are whole numbers. Only whole pages are cached: of
+    page_size tokens, at least 1, from a multiple of page_size on. A page belongs to those texts alone that are the same
+    from their first token to the page's end. The caller may change all lists that it gave and got.
+    """
+
+    def __init__(self, page_size):
+        # BEGIN SOLUTION
+        self.page_size, self.clock, self.root = page_size, 0, Node()
+        # END SOLUTION
+
+    def path(self, tokens):
+        """The nodes of the longest cached beginning. (For your own methods; the check does not call it.)"""
+        # BEGIN SOLUTION
+        nodes, node = [], self.root
+        for begin in range(0, len(tokens) - self.page_size + 1, self.page_size):
+            node = node.behind.get(tuple(tokens[begin : begin + self.page_size]))
+            if node is None:
+                break
+            nodes.append(node)
+        return nodes
+        # END SOLUTION
+
+    def match(self, tokens):
+        """The pages of the longest beginning of these tokens that is cached, as a list in order; they are used now."""
+        # BEGIN SOLUTION
+        self.clock += 1
+        nodes = self.path(tokens)
+        for node in nodes:
+            node.used = self.clock
+        return [node.page for node in nodes]
+        # END SOLUTION
+
+    def insert(self, tokens, pages):
+        """Cache the pages of these tokens, len(tokens) // page_size of them. All of this beginning is used now.
+
+        Where a page is cached already, that one stays. Returns the duplicates in order: those of `pages` in whose place
+        another page was cached. One of `pages` may be the cached page itself, which `match` gave: it is no duplicate.
+        """
+        # BEGIN SOLUTION
+        self.match(tokens)
+        nodes, node = self.path(tokens), self.root
+        for number, page in enumerate(pages):
+            part = tuple(tokens[number * self.page_size : (number + 1) * self.page_size])
+            node = node.behind.setdefault(part, Node(page))
+            node.used = self.clock
+        return [page for page, node in zip(pages, nodes) if page != node.page]
+        # END SOLUTION
+
+    def lock(self, tokens):
+        """Lock each page of these tokens' whole pages once more. All of them are cached. This does not count as use."""
+        # BEGIN SOLUTION
+        for node in self.path(tokens):
+            node.locks += 1
+        # END SOLUTION
+
+    def unlock(self, tokens):
+        """Take back one lock that `lock` made for the same tokens."""
+        # BEGIN SOLUTION
+        for node in self.path(tokens):
+            node.locks -= 1
+        # END SOLUTION
+
+    def evictable(self):
+        """How many pages are cached and not locked."""
+        # BEGIN SOLUTION
+        waiting, number = [self.root], 0
+        while waiting:
+            node = waiting.pop()
+            number += node.page is not None and node.locks == 0
+            waiting += node.behind.values()
+        return number
+        # END SOLUTION
+
+    def evict(self, count):
+        """Give up `count` pages, at least 1; or all that are not locked, where these are fewer. Returns a list of them.
+
+        They go one after the other: each time it is the page that was used longest ago, of those that are not locked
+        and behind which no page is cached.
+        """
+        # BEGIN SOLUTION
+        gone = []
+        while len(gone) < count:
+            waiting, ends = [self.root], []
+            while waiting:
+                parent = waiting.pop()
+                for part, node in parent.behind.items():
+                    waiting.append(node)
+                    if not node.behind and node.locks == 0:
+                        ends.append((node.used, node.page, parent, part))
+            if not ends:
+                break
+            _, page, parent, part = min(ends, key=lambda end: end[0])
+            del parent.behind[part]
+            gone.append(page)
+        return gone
+        # END SOLUTION
+
+
+# %%
+BestPrefixCache = check("16.7", PrefixCache).best
 
 # %% [markdown]
 # ## Products for few rows · deeper
@@ -624,7 +1233,91 @@ for rows in (1, 8, 64, 256, 1024):
 # loss here, because FLOPs are not what limits it.
 
 # %% [markdown]
-# <<EXERCISE 16.8>>
+# **A product for few rows · deeper.** With 1 to 64 rows, a product reads every number of the weight for a few FLOPs
+# each. It takes as long as reading the weight takes, so the whole card has to read all the time. A weight of 576 rows
+# has 18 tiles of 32 rows. With a program for each tile, 18 of an H100's 132 multiprocessors work.
+#
+# So you cut the width into parts too. Each program multiplies one tile by its own part of the width, and the parts are
+# added: by a second kernel over a workspace [parts, rows, out], or by atomic additions into float32 memory that was
+# filled with zeros. Each number of the weight is still read once, by one program. Therefore a program must take all
+# rows of x. The tensor cores ask for at least 16 rows, so it pads them with zeros, to 16, 32 or 64.
+
+# %%
+# Exercise 16.8 · A product for few rows
+@triton.jit
+def parts_kernel(
+    x_pointer, weight_pointer, parts_pointer, rows, out, width, x_stride, weight_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):
+    """BLOCK_N outputs of all rows, over one part of the width. The parts are [splits, rows, out]."""
+    # BEGIN SOLUTION
+    part, splits = tl.program_id(1), tl.num_programs(1)
+    blocks = tl.cdiv(width, BLOCK_K)
+    begin, end = part * blocks // splits * BLOCK_K, (part + 1) * blocks // splits * BLOCK_K
+    row = tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    x_rows = x_pointer + row.to(tl.int64)[:, None] * x_stride  # [BLOCK_M, 1]
+    weight_rows = weight_pointer + column.to(tl.int64)[None, :] * weight_stride  # [1, BLOCK_N]
+
+    total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    for start in range(begin, end, BLOCK_K):
+        inner = start + tl.arange(0, BLOCK_K)  # [BLOCK_K]
+        x_tile = tl.load(x_rows + inner[None, :], mask=(row < rows)[:, None] & (inner < width)[None, :], other=0.0)
+        inside = (inner < width)[:, None] & (column < out)[None, :]
+        weight_tile = tl.load(weight_rows + inner[:, None], mask=inside, other=0.0)  # [BLOCK_K, BLOCK_N]
+        total = tl.dot(x_tile, weight_tile, total)
+
+    places = (part * rows + row)[:, None].to(tl.int64) * out + column[None, :]
+    tl.store(parts_pointer + places, total, mask=(row < rows)[:, None] & (column < out)[None, :])
+    # END SOLUTION
+
+
+@triton.jit
+def add_kernel(parts_pointer, result_pointer, numbers, splits, BLOCK: tl.constexpr):
+    """Add the parts in order, in float32, and round once."""
+    # BEGIN SOLUTION
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for part in range(splits):
+        total += tl.load(parts_pointer + part * numbers + place, mask=place < numbers, other=0.0)
+    tl.store(result_pointer + place, total.to(result_pointer.dtype.element_ty), mask=place < numbers)
+    # END SOLUTION
+
+
+def few_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x · weightᵀ for few rows.
+
+    x: [rows, width], rows 1 to 64; weight: [out, width]. Both are float16, or both bfloat16 on a GPU that computes in
+    it. out and width are any sizes from 1. The rows may lie any number of elements apart, and the last dimension is
+    contiguous.
+    Returns: [rows, out] in their dtype. All sums are float32, and rounded once at the end.
+
+    Kernels alone multiply and add; PyTorch may make memory, fill it with zeros, and convert the result's dtype. No
+    number of the weight is loaded twice, in all programs together. Beside the weight, x and the result there are at
+    most 64 parts of rows · out float32 numbers, each stored once and loaded once, or added atomically. The largest
+    launch has at least 64 programs, or one for each 4,096 numbers of the weight where these are fewer. On a GPU,
+    8 rows by a weight [2048, 16384] take no longer than 1.25 times as long as torch's own product.
+    """
+    # BEGIN SOLUTION
+    (rows, width), out = x.shape, weight.shape[0]
+    BLOCK_N, BLOCK_K = 32, 128
+    tiles, programs = triton.cdiv(out, BLOCK_N), 64
+    if x.is_cuda:
+        programs = max(64, 4 * torch.cuda.get_device_properties(x.device).multi_processor_count)
+    splits = min(triton.cdiv(programs, tiles), triton.cdiv(width, BLOCK_K), 64)
+    parts = torch.empty(splits, rows, out, dtype=torch.float32, device=x.device)
+    result = torch.empty(rows, out, dtype=x.dtype, device=x.device)
+    parts_kernel[(tiles, splits)](
+        x, weight, parts, rows, out, width, x.stride(0), weight.stride(0),
+        BLOCK_M=max(16, triton.next_power_of_2(rows)), BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_stages=4,
+    )
+    add_kernel[(triton.cdiv(rows * out, 1024),)](parts, result, rows * out, splits, BLOCK=1024)
+    return result
+    # END SOLUTION
+
+
+# %%
+best_few_rows = check("16.8", few_rows).best
 
 # %% [markdown]
 # ## What an engine's metrics hide
@@ -700,7 +1393,94 @@ draw_waits(waits, "steps")
 # reported more than 100 GB/s on a network of 50 ([sglang#31993](https://github.com/sgl-project/sglang/pull/31993)).
 
 # %% [markdown]
-# <<FINALE>>
+# ## Finale: your kernels take the model over
+#
+# You have written every part of an engine's step by now, each in a notebook of its own. Here they take one model over,
+# one after another. `earlier("7.5")` finds the newest answer of yours that passed the check of 7.5, whichever notebook
+# you wrote it in. Where there is none, the course's own stands in. The next cell says for each exercise whose is used.
+
+# %%
+from course_lib.checker.notebook.earlier import earlier
+from course_lib.serving.switches import SWITCHES, subject, switch_on
+
+found = {exercise: earlier(exercise) for switch in SWITCHES for exercise in switch.exercises}
+for one in found.values():
+    print(one)
+
+# %% [markdown]
+# At the start PyTorch computes everything, and there is no cache, so every new token runs the whole text again. Then
+# one part after another is switched on, and stays on:
+#
+# - **Attention in tiles** (4.5) computes attention for all tokens of the text.
+# - **A cache of rows** (5.3 and 5.5): from here on a run of the model takes the newest token alone.
+# - **Pages** (6.2 to 6.5) hold the cache instead. Your kernel of 6.5 reads them once for each query head of a group.
+# - **Each key read once** (7.5): your grouped kernel knows no pages, so the cache lies in rows again for this line.
+# - **Splits, on pages** (8.5): grouped heads, pages and splits in one kernel.
+# - **Addition and norm fused** (13.2), **rotation in place** (13.3), which also makes Q, K and V one product, and **the
+#   draw** (16.2), here at temperature 0.
+# - **Products for few rows** (16.8), in float16, instead of PyTorch's. A published model's weights have 16 bits anyway.
+# - **Guesses** (16.4 and 16.5). Prompt lookup looks for the last two or three tokens earlier in the text and proposes
+#   what stood behind them. The model runs up to four such guesses behind the newest token, your kernel of 16.5 reads
+#   the pages once for all of them, and your `accept` keeps those that are right. The prompt repeats itself, which suits
+#   prompt lookup best. Most answers repeat less, and gain less.
+#
+# Each line writes the same answer, the most likely token each time. The table says whether the tokens are those of the
+# line before. If one of your functions is wrong, you see at which token. On a GPU tokens may also differ where two were
+# nearly equally likely, because another kernel adds up in another order. "A token" is the time of each token behind the
+# first run, and "tokens run" says how many tokens ran through the model for the answer, and in how many runs.
+#
+# SmolLM2 is fetched only if you set `REAL_MODEL = True`: 93 MB, once. Otherwise chapter 05's small model writes.
+# Without a GPU your kernels run in Triton's interpreter, and only in the model's first layer. Their times then say how
+# long the interpreter takes and nothing about a GPU. The columns to look at are the tokens: whether they are the same,
+# and how many ran. **Predict** two numbers: with ten tokens to write behind a prompt of 39, how many tokens run without
+# a cache? And how many with one?
+
+# %%
+REAL_MODEL = False
+
+asked = subject(REAL_MODEL)
+rows = switch_on(asked, {exercise: one.functions for exercise, one in found.items()})
+print(f"\n{asked.question}\n    {asked.text(rows[-1].tokens)}")
+
+# %% [markdown]
+# With the small model and ten tokens, the runs without a cache take 39, 40, … 48 tokens, 435 in all. With a cache the
+# prompt runs once, and then every token but the last runs once: 39 + 9 = 48. Guesses do not change how many tokens the
+# answer has. They change how many runs it takes, because a run that reads all weights once can now give several tokens.
+# (A wrong guess runs in vain.)
+#
+# Where does a token's time go, before and after? The next cell writes the answer twice more, once with PyTorch alone
+# and once with everything switched on, and takes the time of each kind of work. On a GPU these are the times of the
+# kernels alone, by `torch.profiler`. In the rest of a token's time the GPU waits, mostly for the next launch.
+
+# %%
+from course_lib.figures.serving.token_time import draw_token_time
+from course_lib.serving.token_time import before_and_after
+
+draw_token_time(before_and_after(asked, rows))
+
+# %% [markdown]
+# On a GPU expect most of both bars to be waiting. A model of 135 million parameters has little to compute for a token,
+# but each of its 30 layers takes more than a dozen launches, and each launch takes the host some microseconds. Fewer
+# and larger kernels help, and so do guesses, because a run's launches then give several tokens. What is left is what
+# chapter 14's graphs remove. The course's engine has all of it: packed weights, fused kernels, and each step captured
+# as a graph.
+#
+# The last cell opens a chat on that engine. It needs a GPU and `REAL_MODEL = True`.
+
+# %%
+if on_gpu and REAL_MODEL:
+    from IPython.display import display
+
+    from course_lib.models.loading.pretrained import load
+    from course_lib.serving.chat_box import chat_box
+    from course_lib.serving.conversation import Conversation, new_engine
+
+    display(chat_box(Conversation(new_engine(*load()))))
+elif on_gpu:
+    print("Set REAL_MODEL = True above, and run the finale's cells again: a chat opens here.")
+else:
+    print("A chat here needs a GPU. In a terminal, SmolLM2 answers on the CPU too, with PyTorch's operations:")
+    print("    python -m course_lib chat")
 
 # %% [markdown]
 # ## The chapter's kernels at a glance
