@@ -191,12 +191,12 @@ CHANGES = (
 
 
 def near_the_threshold(case, seen, got):
-    """Whether all that is wrong is about as likely as the last token that should be kept."""
+    """Whether something is wrong, and all of it about as likely as the last token that should be kept."""
     x, right = case.args[0], kept_of(*case.args)
     if not isinstance(got, torch.Tensor) or got.shape != right.shape:
         return False
-    threshold = torch.where(right, x, 2.0).amin(-1, keepdim=True)
-    return bool(((x - threshold).abs() < 2**-12)[got.cpu() != right].all())
+    threshold, wrong = torch.where(right, x, 2.0).amin(-1, keepdim=True), got.cpu() != right
+    return bool(wrong.any() and ((x - threshold).abs() < 2**-12)[wrong].all())
 
 
 EXERCISE = Exercise(
