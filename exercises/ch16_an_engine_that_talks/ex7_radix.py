@@ -236,7 +236,7 @@ EXERCISE = Exercise(
             when=first_of(("match",), lambda due, mine: len(mine[0]) < len(due[0]))),
         Mistake("split_changes_locks", "A text that turns off has changed how many pages are evictable. Where a node "
             "is split, both parts keep its locks, and no counter changes; `unlock` unlocks both.",
-            when=first_of(("match",), lambda due, mine: mine[0] == due[0])),
+            when=first_of(("match", "unlock"), lambda due, mine: mine[0] == due[0] and mine[1] < due[1])),
         Mistake("locked_too_little", "`lock` has left pages unlocked. Does a loop over parents begin at the parent, or "
             "stop before the root?", when=first_of(("lock",), lambda due, mine: mine[1] > due[1])),
         Mistake("locked_too_much", "`lock` has locked more than the pages of its tokens. Where they end inside a node "
