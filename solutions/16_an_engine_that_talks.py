@@ -6,13 +6,13 @@
 # TB/s that we measured for a read. So one user could get 16,000 tokens a second. How many does one user really get, how
 # many do 64 users get together, and what stops it?
 #
-# Write down both numbers and the reason. At the end of this chapter the model answers on your kernels of chapters 04 to
-# 16, and you see its tokens per second.
+# Write down both numbers and the reason. At the end the model answers on your kernels of chapters 04 to 16, and you see
+# its tokens per second.
 #
 # On the way you build what surrounds the kernels: the loader, the scheduler, the sampler, and speculation. Together
-# with the kernels they are an *engine*, the program that runs a model for many users at once. Most mistakes in an
-# engine give no error. The text stays fluent and becomes a little worse. So you will judge each part by what it
-# promises, and not by how the text looks.
+# they are an *engine*, the program that runs a model for many users at once. Most mistakes in an engine give no error.
+# The text stays fluent and becomes a little worse. So you will judge each part by what it promises, and not by how the
+# text looks.
 #
 # **Time.** About six hours for all eight exercises, estimated. The **core path** takes two: exercises 16.1, 16.6, 16.2
 # and 16.4 in this order, and every section whose heading does not end in *deeper*. You need chapters 05, 06 and 14.
@@ -110,9 +110,9 @@ measured("16 launches over bytes, one user", by_launches / by_bytes, "times")
 # 338 µs are 3 µs for each of its 112 kernels. If SmolLM2's kernels also add 3 µs each to the time of the bytes, its
 # step takes about 700 µs, and one user gets 1,400 tokens a second. The finale shows what you get.
 #
-# The host adds little to a graph: that engine's whole step took 966 µs, 38 more than its graph. At batch 8 the bytes
-# take 645 µs, the graph 1,093 and the step 1,139. The library `transformers` with `torch.compile` took 1,669 and 2,760
-# µs for the same two steps.
+# The host adds little: the whole step took 966 µs, 38 more than its graph. At batch 8 the bytes take 645 µs, the graph
+# 1,093 and the step 1,139. The library `transformers` with `torch.compile` took 1,669 and 2,760 µs for the same two
+# steps.
 #
 # ## From the first byte to the last
 #
@@ -144,9 +144,8 @@ draw_path([
 # - **The text stream** turns tokens into text. It cannot do so token by token, because a character takes up to four
 #   bytes, and a token may end in the middle of one.
 #
-# The next cell shows the last stage. It sends one byte after another and prints the text that may be shown so far. A
-# *stop word* ends the answer and is not shown. So the stream also holds back letters that may begin a stop word, until
-# it is clear that they do not.
+# The next cell shows the last stage. It sends one byte after another and prints what may be shown. A *stop word* ends
+# the answer and is not shown. So the stream also holds back letters with which a stop word may begin.
 
 # %%
 from course_lib.serving.text_stream import TextStream
@@ -173,12 +172,12 @@ print(f"at the end: {answer.end()!r}")
 # the model expects them. Names differ between files, and so does the order of rows. If two rows are exchanged, all
 # shapes are still right.
 #
-# The most instructive case is RoPE. *Rotary positions* take a head's numbers in pairs and turn each pair by an angle
-# that grows with the position. There are two conventions for the pairs. Hugging Face and this course pair number $i$ of
-# a head with number $i + \text{head\_dim}/2$. The other convention pairs neighbours, $2i$ and $2i + 1$. Neither is
+# The best example is *rotary positions* (RoPE). They take a head's numbers in pairs and turn each pair by an angle that
+# grows with the position. There are two conventions for the pairs. Hugging Face and this course pair number $i$ of a
+# head with number $i + \text{head\_dim}/2$. The other convention pairs neighbours, $2i$ and $2i + 1$. Neither is
 # better, but the weights must fit the convention. llama.cpp uses neighbours for Llama models. So when it writes its own
-# kind of file, a *GGUF* file, it also moves the rows of the query and key matrices. Whoever reads the file has to move
-# them back.
+# kind of file, a *GGUF* file, it also moves the rows of the query and key matrices. A loader for our convention has to
+# move them back.
 #
 # We left this out for SmolLM2, and measured on a CPU:
 #
@@ -295,23 +294,23 @@ for words, weights in (("put back by your loader", loaded), ("left as in the fil
 #
 # ## Who runs in the next step
 #
-# Once the model is loaded, requests come. The *scheduler* decides which tokens the next step computes. It needs no
-# tensors. Its input is which requests wait and which run, how many tokens each has left, and how many pages are free.
-# Its output is a list: this many tokens of that request. So you can write it as a plain function, and test it with
-# random traffic in milliseconds.
+# Once the model is loaded, requests come. The *scheduler* decides which tokens the next step computes. It sees which
+# requests wait and which run, how many tokens each has left, and how many pages are free. It answers with a number of
+# tokens for each request. It needs no tensors, so you can write it as a plain function, and test it with random traffic
+# in milliseconds.
 #
 # Three ideas make a good one:
 #
 # - **Continuous batching.** The batch may change at each step. A request that has ended leaves at once, and a waiting
-#   one takes its place. Older engines waited until the longest text of a batch had ended.
+#   one takes its place, while older engines waited for the longest text of a batch.
 # - **Chunked prefill.** A step has a *budget* of tokens, in real engines some hundreds to thousands. Each text that is
 #   being written gets one token of it first, because a user is reading along. The rest goes to prompts, and a long
-#   prompt is cut into chunks over several steps. Without chunks, one prompt of 10,000 tokens would hold up everybody
-#   else's next token until it is done.
+#   prompt is cut into chunks over several steps. Without chunks, a prompt of 10,000 tokens would hold up everybody
+#   else's next token.
 # - **Preemption.** Every new token may need a page. When none is free, the scheduler *preempts* the request that came
 #   last: it takes that request's pages away and sends it back to the queue. Its text is kept, but its keys and values
-#   are gone. Later it computes them again, those of the prompt *and* those of the tokens that it has written. The user
-#   notices only a pause.
+#   are gone. Later it computes them again, for the prompt *and* for the tokens that it has written. The user notices
+#   only a pause.
 #
 # The picture shows the course's scheduler with five requests, which arrive at steps 0, 0, 2, 5 and 9. At most four run
 # at a time. **Before you look:** the third one, request 2, has a prompt of 26 tokens. What changes if the budget is 12
@@ -480,16 +479,15 @@ best_plan = check("16.6", plan).best
 #    $\prod_{s \ne t} e^{-w_s z}$.
 # 5. So $t$ rings first with probability $\int_0^\infty w_t\, e^{-z \sum_s w_s}\, dz = w_t / \sum_s w_s = p_t$. ∎
 #
-# So the kernel needs no sum over the vocabulary and no second pass. A maximum can also be computed in parts, which are
-# merged in any order.
+# A maximum can also be computed in parts, which are merged in any order.
 #
-# **Where does $u$ come from?** It must not come from a generator with a state. Such a generator would give your request
-# other numbers when somebody else's request draws before it. Instead $u$ is made from a *hash* of (seed, position,
-# token), a function that mixes their bits thoroughly. Such noise is called *counter-based*. The same request then draws
-# the same tokens alone, in any batch, and again after it was preempted.
+# **Where does $u$ come from?** Not from a generator with a state, because it would give your request other numbers when
+# somebody else's request draws before it. Instead $u$ is made from a *hash* of (seed, position, token), a function that
+# mixes their bits thoroughly. Such noise is called *counter-based*. The same request then draws the same tokens alone,
+# in any batch, and again after it was preempted.
 #
 # The next cell draws the byte after "Alice was " from chapter 05's small model, 100 times and 5,000 times. All draws
-# share one seed and differ in their position. About 19 in 20 error bars should reach the height of their grey bar.
+# share one seed and differ in their position. About 19 in 20 error bars should include the top of their grey bar.
 
 # %%
 from course_lib.figures.serving.draws import draw_histogram
@@ -539,17 +537,17 @@ measured("16 tokens of text until the noise is infinite", 2**32 / ones / 49_152,
 # %% [markdown]
 # So once in about 683 tokens, a random token appears in the text. You would not find it by reading. SGLang computed in
 # float64, but divided by $2^{32} - 1$, so that the largest word became 1. With 248,000 tokens that happens to one token
-# of text in 17,000 ([sglang#33423](https://github.com/sgl-project/sglang/pull/33423)). Somebody had found a seed that
-# shows it ([sglang#25106](https://github.com/sgl-project/sglang/issues/25106)).
+# of text in 17,000 ([sglang#33423](https://github.com/sgl-project/sglang/pull/33423);
+# [sglang#25106](https://github.com/sgl-project/sglang/issues/25106) has a seed that shows it).
 #
 # Two other mistakes are as quiet. If all requests of a batch share their noise, two users who send the same question
 # get the same answer. If the position is not hashed, one request prefers the same tokens at each place.
 
 # %% [markdown]
-# **A draw without a softmax.** Your kernel takes the token with the largest score, with the noise from a hash, in one
-# pass over the logits. The question is how to make $u$ from 32 bits so that it reaches neither 0 nor 1. In float32 even
-# $(\text{bits} + \tfrac12) / 2^{32}$ rounds to 1, and so does $(\text{24 bits} + \tfrac12) / 2^{24}$, because float32
-# has only 24 binary digits. So keep 23 bits. Together with the half they fit.
+# **A draw without a softmax.** Your kernel finds the token with the largest score in one pass over the logits. How do
+# you make $u$ from the hash's 32 bits so that it reaches neither 0 nor 1? In float32 even $(\text{bits} + \tfrac12) /
+# 2^{32}$ rounds to 1, and so does $(\text{24 bits} + \tfrac12) / 2^{24}$, because float32 has only 24 binary digits. So
+# keep 23 bits. Together with the half they fit.
 
 # %%
 # Exercise 16.2 · A draw without a softmax
@@ -639,7 +637,7 @@ best_sample = check("16.2", sample).best
 # p a share of the whole distribution, or of what k has left? Take probabilities .35, .25, .20, .05 and many smaller
 # ones, with k = 4 and p = .82. On the whole distribution, .35 + .25 + .20 = .80 is less than .82, so the fourth token
 # stays: four tokens. But the four tokens of top-k weigh .85 together. Of that share, the first three have .80 / .85 =
-# .94, so three are enough. In SGLang some paths did it one way and some the other
+# .94, so three are enough. SGLang did it both ways, in different paths
 # ([sglang#36173](https://github.com/sgl-project/sglang/pull/36173)).
 #
 # **What about ties?** With [.4, .3, .3, 0] and k = 2, the edge falls between two equal tokens. If you keep every token
@@ -758,9 +756,9 @@ best_keep = check("16.3", keep).best
 # the last two or three tokens stood, and guesses that the same tokens follow. Answers repeat names, code and
 # quotations, so this is often right.
 #
-# When may a guess stay? For greedy text, when it is the token that the model would have taken. For drawn text we demand
-# more: the text must have *the same law* as without guesses, which means the same probability for each token at each
-# place. Let the draft draw its guess $x$ from probabilities $q$, and let the model's probabilities be $p$. The rule is:
+# When may a guess stay? For greedy text, when the model would have taken it. Drawn text must have *the same law* as
+# without guesses: the same probability for each token at each place. Let the draft draw its guess $x$ from
+# probabilities $q$, and let the model's be $p$. The rule is:
 #
 # - Accept $x$ with the chance $\min(1, p_x / q_x)$. With $q_x = 0.5$ and $p_x = 0.3$ it stays six times in ten.
 # - If it is refused, draw a token in its place from the *residual*: $\max(p - q, 0)$, divided by its sum. All later
@@ -772,8 +770,7 @@ best_keep = check("16.3", keep).best
 #
 # 1. The guess is $t$ and it stays with the chance $q_t \cdot \min(1, p_t / q_t) = \min(q_t, p_t)$.
 # 2. So some guess stays with the chance $\alpha = \sum_s \min(q_s, p_s)$, and it is refused with $1 - \alpha$.
-# 3. Before the division, the residual sums to $\sum_s \max(p_s - q_s, 0) = \sum_s \big(p_s - \min(p_s, q_s)\big) = 1 -
-#    \alpha$.
+# 3. $\max(p_s - q_s, 0) = p_s - \min(p_s, q_s)$, and over all tokens $s$ this adds up to $1 - \alpha$.
 # 4. So after a refusal it gives $t$ with the chance $\max(p_t - q_t, 0) / (1 - \alpha)$.
 # 5. Altogether $t$ comes with $\min(q_t, p_t) + (1 - \alpha) \cdot \max(p_t - q_t, 0) / (1 - \alpha)$.
 # 6. That is $\min(q_t, p_t) + \max(p_t - q_t, 0) = p_t$. ∎
@@ -914,9 +911,9 @@ draw_speculation(rates=(0.9, 0.8, 0.6, 0.3), costs=(0.0, 0.1, 0.25, 0.5), rate=0
 # they must not be counted twice.
 
 # %% [markdown]
-# **Several queries, one reading · deeper.** The rows of your tile are pairs of a query and a head. With 5 queries and
-# groups of 3 heads these are 15 rows, which the tensor cores multiply as fast as one. The keys of the k + 1 tokens are
-# already in the pages, and `length` counts them. So query i sees length - (k + 1) + i + 1 keys.
+# **Several queries, one reading.** The rows of your tile are pairs of a query and a head. With 5 queries and groups of
+# 3 heads these are 15 rows, which the tensor cores multiply as fast as one. The keys of the k + 1 tokens are already in
+# the pages, and `length` counts them. So query i sees length - (k + 1) + i + 1 keys.
 
 
 # %%
@@ -1019,9 +1016,9 @@ best_verify_attention = check("16.5", verify_attention).best
 # ## Prefixes in a tree · deeper
 #
 # Many prompts begin alike. A chat sends its whole history again with each question, and all chats of one product begin
-# with the same instructions. The keys and values of a token depend only on the tokens up to it. So two requests that
-# begin alike can share the pages of their common beginning. Chapter 06 found shared pages by a hash of their contents.
-# A *radix tree* also knows which page follows which.
+# with the same instructions. The keys and values of a token depend only on the tokens up to it, so such requests can
+# share the pages of their common beginning. Chapter 06 found shared pages by a hash of their contents. A *radix tree*
+# also knows which page follows which.
 #
 # An edge of the tree carries one or more whole pages and their tokens, and the path from the root to a node spells a
 # beginning. Three operations are enough:
@@ -1064,11 +1061,11 @@ measured("16 prompt tokens of a chat, without the tree over with it", without_tr
 # ([mllm#656](https://github.com/UbiquitousLearning/mllm/pull/656)).
 
 # %% [markdown]
-# **Prefixes in a tree · deeper.** In the course's answer each node is one cached page, so no edge is ever split. You
-# may also keep a run of pages in one node. Then both parts of a split node keep its locks and its last use.
+# **Prefixes in a tree.** The class `Node` below holds one page, so no node is ever split. You may also keep a run of
+# pages in a node. When it is split, both parts keep its locks and its last use.
 #
-# Two requests may compute the same page at the same time. The tree keeps the page that came first. The other one is a
-# *duplicate*: it goes back to the caller, who puts the cached page into its block table before it frees the duplicate.
+# If two requests compute the same page at the same time, the tree keeps the page that came first. The other one is a
+# *duplicate*: it goes back to the caller, who puts the cached page into the block table before the duplicate is freed.
 
 # %%
 # Exercise 16.7 · Prefixes in a tree
@@ -1189,8 +1186,8 @@ BestPrefixCache = check("16.7", PrefixCache).best
 #
 # In decode, most of a layer's time goes into its matrix products. With 1 to 64 users they have 1 to 64 rows. For each
 # weight of two bytes, a product does two FLOPs a row. So it does as many FLOPs for each byte as it has rows. An H100
-# can do 295 FLOPs in the time in which it reads a byte. So with fewer than 295 rows, a product takes as long as it
-# takes to *read* its weights. The next cell puts numbers to that, for a matrix of 2048 × 2048.
+# can do 295 FLOPs while it reads a byte. So with fewer than 295 rows, a product takes as long as it takes to *read* its
+# weights. The next cell computes this for a matrix of 2048 × 2048.
 
 # %%
 from course_lib.hardware.datasheets import DATASHEETS
@@ -1204,24 +1201,23 @@ for rows in (1, 8, 64, 256, 1024):
           f"{format_seconds(flops / sheet.matmul_rate['float16']):>11}{-(-rows // 64) * 2048 // 128:>20}")
 
 # %% [markdown]
-# Two things follow. First, the best time for 1 row and for 64 rows is the same, 2.5 µs. Second, the last column shows a
-# problem. With at most 64 rows there are 16 tiles of results, and an H100 has 132 multiprocessors. 116 of them would
-# have nothing to do, and the other 16 cannot read 3.35 TB/s.
+# So the best time for 1 row and for 64 rows is the same, 2.5 µs. The last column shows a problem. With at most 64 rows
+# there are 16 tiles of results, and an H100 has 132 multiprocessors. 116 of them would have nothing to do, and the
+# other 16 cannot read 3.35 TB/s.
 #
 # You know this problem from chapter 08, and the remedy is the same. Cut the width, over which a product sums, into
 # parts, give each part to a program of its own, and add up their results. For a product this is called *split-K*. With
-# 8 parts there are 128 programs. Their results cost something: for 64 rows, each part writes 64 × 2048 float32 numbers,
-# or 0.5 MB, beside 8.4 MB of weights. At one row it is next to nothing.
+# 8 parts there are 128 programs. Their results cost something: with 64 rows, each part is 64 × 2048 float32 numbers, or
+# 0.5 MB, beside 8.4 MB of weights. With one row it is next to nothing.
 #
-# A second detail: `tl.dot` needs at least 16 rows on a GPU, so a product with one row wastes 15 of 16 FLOPs. That is no
-# loss here, because FLOPs are not the limit.
+# `tl.dot` needs at least 16 rows on a GPU, so a product with one row wastes 15 of 16 FLOPs. That is no loss here,
+# because FLOPs are not the limit.
 
 # %% [markdown]
-# **A product for few rows · deeper.** Each number of the weight must be read once, by one program. Therefore a program
-# takes all rows of x, padded with zeros to 16, 32 or 64. You cut the weight into tiles, and the width into parts. The
-# parts are added either by a second kernel over a workspace [parts, rows, out], or by atomic additions into float32
-# memory that was filled with zeros. SmolLM2 shows why parts are needed: a weight of 576 rows has only 18 tiles of 32
-# rows.
+# **A product for few rows.** Each number of the weight is read once, by one program, so a program takes all rows of x,
+# padded with zeros to 16, 32 or 64. The parts are added either by a second kernel over a workspace [parts, rows, out],
+# or by atomic additions into float32 memory that was filled with zeros. In SmolLM2 a weight of 576 rows has 18 tiles of
+# 32 rows, far too few without parts.
 
 # %%
 # Exercise 16.8 · A product for few rows
@@ -1303,21 +1299,21 @@ best_few_rows = check("16.8", few_rows).best
 # %% [markdown]
 # ## What an engine's metrics hide
 #
-# A server is judged by a few numbers:
+# All parts of the engine are there now. How good is it? A server is judged by a few numbers:
 #
-# - **Time to first token.** It includes the queue and the prefill. A user waits for it in front of an empty page.
+# - **Time to first token.** It includes the queue and the prefill. A user spends it in front of an empty page.
 # - **Time per token.** It decides whether text comes faster than one can read.
 # - **Throughput.** All tokens of all users in a second. It decides what a token costs. No single user notices it.
-# - **Goodput.** Only the requests that ended within their *deadline* count. A server that is busy and late has
+# - **Goodput.** Only the requests that ended within their *deadline* count. A server that is busy but always late has
 #   throughput and no goodput.
 #
-# Each of them is reported over many requests, and a mean hides those who waited longest. So one also reports the *p99*,
+# Times are reported over many requests, and a mean hides those who waited longest. So engines also report the *p99*,
 # the value that 99 of 100 requests do not exceed. With 40 requests it is the longest.
 #
 # The next cell shows how much a mean can hide. It sends 40 requests to the course's engine with chapter 05's small
 # model, at random moments, about as fast as the engine can serve them. Each wants 12 bytes within 40 steps, and at most
 # four run at a time. The unit of time is a step, so the numbers are the same on every machine. The second run differs
-# in one thing: the sixth request has a lower priority, so all others may go before it. **Predict** how many times as
+# in one thing: the sixth request has a lower priority, so all others may overtake it. **Predict** how many times as
 # long as the mean this request waits.
 
 # %%
@@ -1362,23 +1358,23 @@ print(measured("16 longest wait over the mean wait", max(starved) / statistics.f
 draw_waits(waits, "steps")
 
 # %% [markdown]
-# The sixth request waits 106 steps. The mean is 8.1 in both runs, to the digit. That is no accident. The engine serves
-# one request as well as another, so what one of them loses, the others gain, and the sum stays the same. The median has
-# even become better. The throughput has not changed, and one request of 40 misses its deadline. If you had looked at
-# the mean, the median and the throughput, you would have called the second run an improvement.
+# The sixth request waits 106 steps. The mean is 8.1 in both runs, to the digit. That is no accident. All requests here
+# are equally long, so what one of them loses, the others gain, and the sum stays the same. The median has even become
+# better. The throughput has not changed, and only one request of 40 misses its deadline. By these numbers you would
+# have called the second run an improvement.
 #
-# So look at the longest wait as well, and ask of each request whether it can be overtaken without end. One remedy is
-# *aging*: the longer a request has waited, the higher its priority becomes.
+# So look at the longest wait as well, and check whether a request can be overtaken without end. One remedy is *aging*:
+# the longer a request has waited, the higher its priority becomes.
 #
-# Means can be wrong in a simpler way, too. A rate of transfers divided all bytes by the time of the last chunk, and
+# A rate can be plainly wrong, too. One engine divided all bytes of a transfer by the time of its last chunk, and so
 # reported more than 100 GB/s on a network of 50 ([sglang#31993](https://github.com/sgl-project/sglang/pull/31993)).
 
 # %% [markdown]
 # ## Finale: your kernels take the model over
 #
 # You have written every part of an engine's step by now, each in a notebook of its own. Here they take one model over,
-# one after another. `earlier("7.5")` finds the newest answer of yours that passed the check of 7.5, whichever notebook
-# you wrote it in. Where there is none, the course's own stands in. The next cell says for each exercise whose is used.
+# one after another. `earlier("7.5")` finds your newest answer that passed the check of 7.5, in whichever notebook you
+# wrote it. If there is none, the course's own answer is used. The next cell says for each exercise whose answer it is.
 
 # %%
 from course_lib.checker.notebook.earlier import earlier
@@ -1389,32 +1385,30 @@ for one in found.values():
     print(one)
 
 # %% [markdown]
-# At the start PyTorch computes everything, and there is no cache, so every new token runs the whole text again. Then
-# one part after another is switched on, and stays on:
+# At the start PyTorch computes everything. There is no cache, so every new token runs the whole text again. Then one
+# part after another is switched on, and stays on:
 #
 # - **Attention in tiles** (4.5) computes attention for all tokens of the text.
-# - **A cache of rows** (5.3 and 5.5): from here on a run of the model takes the newest token alone.
+# - **A cache of rows** (5.3 and 5.5): from here on a run of the model takes only the newest token.
 # - **Pages** (6.2 to 6.5) hold the cache instead. Your kernel of 6.5 reads them once for each query head of a group.
 # - **Each key read once** (7.5): your grouped kernel knows no pages, so the cache lies in rows again for this line.
 # - **Splits, on pages** (8.5): grouped heads, pages and splits in one kernel.
 # - **Addition and norm fused** (13.2), **rotation in place** (13.3), which also makes Q, K and V one product, and **the
 #   draw** (16.2), here at temperature 0.
-# - **Products for few rows** (16.8), in float16, instead of PyTorch's. A published model's weights have 16 bits anyway.
-# - **Guesses** (16.4 and 16.5). Prompt lookup looks for the last two or three tokens earlier in the text and proposes
-#   what stood behind them. The model runs up to four such guesses behind the newest token, your kernel of 16.5 reads
-#   the pages once for all of them, and your `accept` keeps those that are right. The prompt repeats itself, which suits
-#   prompt lookup best. Most answers repeat less, and gain less.
+# - **Products for few rows** (16.8) replace PyTorch's, in float16. A published model's weights have 16 bits anyway.
+# - **Guesses** (16.4 and 16.5). Prompt lookup guesses up to four tokens, your kernel of 16.5 reads the pages once for
+#   the newest token and all guesses, and your `accept` keeps the guesses that are right. The prompt repeats itself,
+#   which suits prompt lookup. Most answers gain less.
 #
 # Each line writes the same answer, the most likely token each time. The table says whether the tokens are those of the
 # line before. If one of your functions is wrong, you see at which token. On a GPU tokens may also differ where two were
-# nearly equally likely, because another kernel adds up in another order. "A token" is the time of each token behind the
-# first run, and "tokens run" says how many tokens ran through the model for the answer, and in how many runs.
+# nearly equally likely, as above. "A token" is the time of each token after the first run, and "tokens run" says how
+# many tokens ran through the model for the answer, and in how many runs.
 #
 # SmolLM2 is fetched only if you set `REAL_MODEL = True`: 93 MB, once. Otherwise chapter 05's small model writes.
-# Without a GPU your kernels run in Triton's interpreter, and only in the model's first layer. Their times then say how
-# long the interpreter takes and nothing about a GPU. The columns to look at are the tokens: whether they are the same,
-# and how many ran. **Predict** two numbers: with ten tokens to write behind a prompt of 39, how many tokens run without
-# a cache? And how many with one?
+# Without a GPU your kernels run in Triton's interpreter, and only in the model's first layer. Their times then say
+# nothing about a GPU, so look at the tokens: whether they are the same, and how many ran. **Predict** two numbers: with
+# ten tokens to write after a prompt of 39, how many tokens run without a cache? And how many with one?
 
 # %%
 REAL_MODEL = False
@@ -1425,13 +1419,13 @@ print(f"\n{asked.question}\n    {asked.text(rows[-1].tokens)}")
 
 # %% [markdown]
 # With the small model and ten tokens, the runs without a cache take 39, 40, … 48 tokens, 435 in all. With a cache the
-# prompt runs once, and then every token but the last runs once: 39 + 9 = 48. Guesses do not change how many tokens the
-# answer has. They change how many runs it takes, because a run that reads all weights once can now give several tokens.
-# (A wrong guess runs in vain.)
+# prompt runs once, and then every new token but the last runs once: 39 + 9 = 48. Guesses do not change how many tokens
+# the answer has. They change how many runs it takes, because one run can now give several tokens. (A wrong guess runs
+# in vain, and counts as run.)
 #
 # Where does a token's time go, before and after? The next cell writes the answer twice more, once with PyTorch alone
-# and once with everything switched on, and takes the time of each kind of work. On a GPU these are the times of the
-# kernels alone, by `torch.profiler`. In the rest of a token's time the GPU waits, mostly for the next launch.
+# and once with everything switched on, and takes the time of each kind of work. On a GPU `torch.profiler` takes the
+# times of the kernels alone. In the rest of a token's time the GPU waits, mostly for the next launch.
 
 # %%
 from course_lib.figures.serving.token_time import draw_token_time
@@ -1440,11 +1434,10 @@ from course_lib.serving.token_time import before_and_after
 draw_token_time(before_and_after(asked, rows))
 
 # %% [markdown]
-# On a GPU expect most of both bars to be waiting. A model of 135 million parameters has little to compute for a token,
-# but each of its 30 layers takes more than a dozen launches, and each launch takes the host some microseconds. Fewer
-# and larger kernels help, and so do guesses, because a run's launches then give several tokens. What is left is what
-# chapter 14's graphs remove. The course's engine has all of it: packed weights, fused kernels, and each step captured
-# as a graph.
+# On a GPU expect most of both bars to be waiting. SmolLM2 has little to compute for a token, but each of its 30 layers
+# takes more than a dozen launches, and each launch takes the host some microseconds. Fewer and larger kernels help, and
+# so do guesses, because a run's launches then give several tokens. Chapter 14's graphs remove the rest. The course's
+# engine has all of it: packed weights, fused kernels, and each step of decode captured as a graph.
 #
 # The last cell opens a chat on that engine. It needs a GPU and `REAL_MODEL = True`.
 
@@ -1469,7 +1462,7 @@ else:
 # | an engine of your own | |
 # |---|---|
 # | wins | a step at batch 1: 966 µs against 1,669 of `transformers` compiled (measured, as above) |
-# | loses | guesses in new text: 46 steps instead of 60, of which each costs more (measured on a CPU) |
+# | loses | guesses in new text: 46 steps instead of 60, but each of them costs more (measured on a CPU) |
 # | falls back | a step with a prompt or with guesses fits no graph, and is launched kernel by kernel |
 # | trap | a hash divided by $2^{32}$ in float32: infinite noise once in 683 tokens (derived) |
 #
@@ -1506,41 +1499,39 @@ self_check(
 #
 # - **vLLM** gives each step one budget, `max_num_batched_tokens`. The default in its [scheduler's
 #   configuration](https://docs.vllm.ai/en/stable/api/vllm/config/scheduler/) is 2,048 tokens and 128 sequences, and the
-#   server sets other values for a real card. Requests are served in order of arrival or by priority. One that loses its
-#   pages is recomputed.
+#   server sets other values for a real card. Requests are served in order of arrival or by priority. A preempted one is
+#   recomputed.
 # - **SGLang** keeps prefixes in a radix tree ([arXiv 2312.07104](https://arxiv.org/abs/2312.07104)), and one of its
 #   [policies](https://mintlify.com/sgl-project/sglang/concepts/architecture) serves the request with the longest known
 #   prefix first. That saves work, but a request with an unknown beginning may be overtaken again and again.
-# - **TensorRT-LLM** calls continuous batching *in-flight batching*. Its
-#   [documentation](https://nvidia.github.io/TensorRT-LLM/features/disagg-serving.html) describes *disaggregated
+# - **TensorRT-LLM** [describes](https://nvidia.github.io/TensorRT-LLM/features/disagg-serving.html) *disaggregated
 #   serving*: prompts run on some GPUs and decodes on others, so that a prompt cannot hold up anybody's next token. The
 #   pages of the cache are sent between them.
 # - **Is that faster?** vLLM's [page about it](https://docs.vllm.ai/en/latest/features/disagg_prefill/) says plainly
 #   that it does not improve throughput. It lets you tune the time to the first token and the time per token separately.
-#   And both sides must agree on the layout of a page. In one case the kernels that sent pages took them as [head,
-#   slot], while they lay as [slot, head], and the answers were wrong
-#   ([TensorRT-LLM#6507](https://github.com/NVIDIA/TensorRT-LLM/issues/6507)).
+#   Both sides must agree on the layout of a page. In one case pages that lay as [slot, head] were sent as [head, slot],
+#   and the answers were wrong ([TensorRT-LLM#6507](https://github.com/NVIDIA/TensorRT-LLM/issues/6507)).
 # - **Trees of guesses.** EAGLE and others guess several continuations at once, as a tree. A node sees the text and its
 #   own ancestors, and its position is its parent's plus one. A causal triangle is not enough as a mask, because
 #   siblings must not see each other. SGLang's
 #   [documentation](https://mintlify.com/sgl-project/sglang/advanced/speculative-decoding) names 158 tokens a second for
 #   Llama-3.1-8B on one H100, 244 with EAGLE-2 and 373 with EAGLE-3.
 #
-# **In this library.** `python -m course_lib serve` is the course's engine at OpenAI's addresses, `chat` the same in a
-# terminal, and `python -m course_lib bench engine` measures its step on your GPU.
+# **In this library.** `python -m course_lib serve` is the course's engine behind OpenAI's interface, `chat` is the same
+# in a terminal, and `python -m course_lib bench engine` measures its step on your GPU.
 #
 # ## Papers
 #
 # - Yu et al.: *Orca: A Distributed Serving System for Transformer-Based Generative Models*, OSDI 2022: continuous
 #   batching.
-# - Agrawal et al.: *Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve*,
-#   [arXiv 2403.02310](https://arxiv.org/abs/2403.02310): chunked prefill.
+# - Agrawal et al.: *Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve*, [arXiv
+#   2403.02310](https://arxiv.org/abs/2403.02310): chunked prefill.
 # - Maddison, Tarlow and Minka: *A\* Sampling*, [arXiv 1411.0030](https://arxiv.org/abs/1411.0030): the Gumbel maximum,
 #   and its proof.
-# - Leviathan, Kalman and Matias: *Fast Inference from Transformers via Speculative Decoding*,
-#   [arXiv 2211.17192](https://arxiv.org/abs/2211.17192): the rule, and the count of tokens.
-# - Zheng et al.: *SGLang: Efficient Execution of Structured Language Model Programs*,
-#   [arXiv 2312.07104](https://arxiv.org/abs/2312.07104): the radix tree.
+# - Leviathan, Kalman and Matias: *Fast Inference from Transformers via Speculative Decoding*, [arXiv
+#   2211.17192](https://arxiv.org/abs/2211.17192): the rule, and the count of tokens.
+# - Zheng et al.: *SGLang: Efficient Execution of Structured Language Model Programs*, [arXiv
+#   2312.07104](https://arxiv.org/abs/2312.07104): the radix tree.
 # - Zhong et al.: *DistServe: Disaggregating Prefill and Decoding for Goodput-optimized Large Language Model Serving*,
 #   [arXiv 2401.09670](https://arxiv.org/abs/2401.09670): goodput.
 
