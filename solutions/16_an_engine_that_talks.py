@@ -200,13 +200,13 @@ print(f"at the end: {answer.end()!r}")
 
 # %% [markdown]
 # **Rows in the right pairs.** Each row of a weight matrix makes one element of a query. So moving elements means moving
-# rows. In a GGUF file, a head of six elements lies like this:
+# rows. In a GGUF file of a Llama model, a head of six elements lies like this:
 #
 #     place in the file    0   1   2   3   4   5
 #     row of our model     0   3   1   4   2   5
 #
-# You put the rows back, head by head. There are fewer heads of keys than of queries. A *bias* has one element for each
-# row, so it is moved too. Values and outputs are not turned, so they lie as they are.
+# You put the rows back, head by head. There may be fewer heads of keys than of queries. A *bias* has one element for
+# each row, so it is moved too. Values and outputs are not turned, so they lie as they are.
 #
 # Many small models are *tied*: the file has no output matrix, because the model uses its embedding as one.
 
@@ -230,16 +230,16 @@ def load_weights(found, heads, key_heads):
     """The weights of a Llama model under our names, from those of a GGUF file.
 
     found: a dict from names to tensors, in any order, some in float32 and others in float16 or bfloat16. It has
-        token_embd.weight [vocabulary, width], output_norm.weight, perhaps output.weight [vocabulary, width], and for
-        each layer L from 0 on the other parts of the table: blk.L.attn_q.weight [heads · head_dim, width],
+        token_embd.weight [vocabulary, width], output_norm.weight, perhaps output.weight [vocabulary, width], and the
+        other parts of PARTS for each layer L, from 0 on: blk.L.attn_q.weight [heads · head_dim, width],
         blk.L.attn_k.weight and blk.L.attn_v.weight [key_heads · head_dim, width], blk.L.attn_output.weight
-        [width, heads · head_dim] and so on. Q, K and V may have a bias too, as in blk.L.attn_q.bias
+        [width, heads · head_dim] and so on. Q, K and V may have a bias too, such as blk.L.attn_q.bias
         [heads · head_dim].
-    heads, key_heads: of queries, and of keys and values. heads is a multiple of key_heads; head_dim is any even number,
-        and heads · head_dim need not be width.
+    heads, key_heads: how many heads the queries have, and the keys and values. heads is a multiple of key_heads;
+        head_dim is any even number, and heads · head_dim need not be width.
     Returns: a dict from our_name(name) to the tensor, with the file's shape and dtype. In each head of Q and of K, row
-    2i becomes row i, and row 2i + 1 becomes row i + head_dim / 2; so with the elements of their biases. All others are
-    as in the file. Where the file has no output.weight, logits.weight is the embedding.
+    2i becomes row i, and row 2i + 1 becomes row i + head_dim / 2. The elements of their biases move in the same way. All
+    other tensors are as in the file. Where the file has no output.weight, logits.weight is the embedding.
     """
     # BEGIN SOLUTION
     loaded = {}
@@ -371,10 +371,9 @@ draw_steps({
 # ([ATOM#1835](https://github.com/ROCm/ATOM/pull/1835), eight MI355X).
 
 # %% [markdown]
-# **The scheduler.** You plan one step. Requests that write come first, then prompts in chunks, as far as `budget`
-# lasts. The second limit is memory: a request holds pages for its tokens in the cache, and when no page is free, the
-# newest request that runs is preempted. Here a preempted request finds none of its old pages again, so it computes all
-# its tokens once more.
+# **The scheduler.** You plan one step, with decodes first and then prompts in chunks. Where no page is free for a
+# decode, you preempt the newest request that runs. In this exercise a preempted request finds none of its old pages
+# again, so it will compute all its tokens once more.
 
 
 # %%
@@ -383,12 +382,12 @@ def plan(requests, budget, free_pages, page_size):
     """Plan one step of an engine: how many tokens each request computes, and who gives its pages back.
 
     requests: a list of dicts in order of arrival, the oldest first. There may be none. Each dict has
-        "id": a string or a whole number, another one for each request;
+        "id": a string or a whole number, different for each request;
         "prompt": tokens of its prompt, at least 1; "written": tokens of its output so far, 0 or more;
-        "cached": how many of its prompt + written tokens are in the cache. At least 1 is not: what it has left;
+        "cached": how many of its prompt + written tokens are in the cache. The others are what it has left, at least 1;
         "pages": pages that it holds, ceil(cached / page_size). It runs if it holds any, and waits if not.
     budget: the most tokens of a step, at least 1. free_pages: pages that nobody holds. page_size: tokens of a page, at
-        least 1. Every request would fit into all the pages by itself, with all its tokens.
+        least 1. Each request alone, with all its tokens, would fit into all the pages.
     Returns: (tokens, preempted). tokens is a dict from the id of each request that computes to its number of tokens,
     with no entry of 0; preempted is a list of ids. Both are in any order. `requests` must stay as it is.
 
@@ -553,7 +552,7 @@ measured("16 tokens of text until the noise is infinite", 2**32 / ones / 49_152,
 # Exercise 16.2 · A draw without a softmax
 @triton.jit
 def mix(word):
-    """Given: a hash of 32 bits, as uint32. Each of its bits depends on all of `word`; no two words have the same."""
+    """Given: a hash of 32 bits, as uint32. Each bit depends on all of `word`; no two words have the same hash."""
     word = word.to(tl.uint32)
     word = (word ^ (word >> 16)) * 0x85EBCA6B
     word = (word ^ (word >> 13)) * 0xC2B2AE35
@@ -595,17 +594,18 @@ def sample(logits, temperatures, seeds, positions):
     softmax(logits / temperature).
 
     noise = -log(-log(u)), u = (floor(bits / 2⁹) + 1/2) / 2²³, bits = mix(mix(mix(seed) ^ position) ^ token), where
-    `token` counts from 0 in the row. At temperature 0 there is no noise: the token with the largest logit, of equal
-    ones the first.
+    `token` counts from 0 in the row. At temperature 0 there is no noise: it is the token with the largest logit, the
+    first of them where several are equal.
 
     logits: [rows, vocabulary], float32, float16 or bfloat16, at least one row; any vocabulary from 1. Rows may lie any
         stride apart; in a row the numbers are neighbours. A logit may be -inf: that token may not be drawn. Each row
-        has a finite one; all these are below 66,000 in size. No NaN, no +inf.
+        has a finite one, and finite logits are below 66,000 in size. There is no NaN and no +inf.
     temperatures: float32 [rows], each 0, or from 0.01 to 100.
-    seeds, positions: int64 [rows], each from 0 to 2³² - 1. All three are contiguous, and each row has its own of each.
+    seeds, positions: int64 [rows], each from 0 to 2³² - 1. Each row has its own temperature, seed and position, and all
+        three tensors are contiguous.
     Returns: the tokens, int64 [rows]. Triton kernels do all of the work, PyTorch's own operations compute nothing, and
-        each logit is loaded once. Compute in float32: two scores that its rounding could exchange are never the largest
-        ones of a row.
+        each logit is loaded once. Compute in float32. Its rounding cannot change the answer: with noise, a row's two
+        largest scores are never that close.
     """
     # BEGIN SOLUTION
     rows, vocabulary = logits.shape
@@ -636,8 +636,8 @@ best_sample = check("16.2", sample).best
 # **In which order?** Temperature comes first, because it changes the probabilities that top-p adds up. Then k and p: is
 # p a share of the whole distribution, or of what k has left? Take probabilities .35, .25, .20, .05 and many smaller
 # ones, with k = 4 and p = .82. On the whole distribution, .35 + .25 + .20 = .80 is less than .82, so the fourth token
-# stays: four tokens. But the four tokens of top-k weigh .85 together. Of that share, the first three have .80 / .85 =
-# .94, so three are enough. SGLang did it both ways, in different paths
+# stays: four tokens. But the four tokens of top-k add up to .85, and the first three are .80 / .85 = .94 of that, so
+# three are enough. SGLang did it both ways, in different paths
 # ([sglang#36173](https://github.com/sgl-project/sglang/pull/36173)).
 #
 # **What about ties?** With [.4, .3, .3, 0] and k = 2, the edge falls between two equal tokens. If you keep every token
@@ -647,8 +647,8 @@ best_sample = check("16.2", sample).best
 #
 # Sorting 49,152 numbers to keep 50 of them moves each number many times. You don't need a sorted row. You need only the
 # *threshold*, the last probability that is kept. A *pivot* is a guess of it. One pass over the row counts how many
-# tokens lie above the pivot, and how much they weigh. If that is too much, the threshold is higher, and otherwise it is
-# lower.
+# tokens lie above the pivot, and adds up their probabilities. If that is more than k or p allows, the threshold is
+# higher, and otherwise it is lower.
 #
 # A float32 has 32 bits, so plain halving needs up to 32 passes. With two evenly placed pivots in each pass, the
 # interval shrinks to a third instead, which takes $32 / \log_2 3 = 20.2$, so 21 passes. Cleverer pivots need a few.
@@ -657,20 +657,19 @@ best_sample = check("16.2", sample).best
 # tokens to keep.
 
 # %% [markdown]
-# **Top-k and top-p without sorting.** You search the threshold twice, first for top-k and then for top-p. Keep two
-# bounds between which it lies. In each round, place two pivots between them, count (for $k$) or weigh (for $p$) what is
-# at or above each pivot, and keep the third in which the threshold lies. There are $2^{24}$ places for it here, and 16
-# rounds leave one. In this exercise $p$ is a share of what $k$ has left: with the four tokens above, the limit is $0.82
-# \cdot 0.85 = 0.697$.
+# **Top-k and top-p without sorting.** Keep two bounds between which the threshold lies. In each round, place two pivots
+# between them, count (for $k$) or add up (for $p$) what is at or above each pivot, and keep the third in which the
+# threshold lies. There are $2^{24}$ places for it here, and 16 rounds leave one. In this exercise $p$ is a share of
+# what $k$ has left: for the four tokens above, the limit is $0.82 \cdot 0.85 = 0.697$.
 
 # %%
 # Exercise 16.3 · Top-k and top-p without sorting
 @triton.jit
 def threshold(keys, weights, least):
-    """The largest key t such that the weights of keys >= t are `least` or more together; keys int32, 0 to 2²⁴."""
+    """The largest key t such that the weights of keys >= t add up to `least` or more; keys int32, 0 to 2²⁴."""
     # BEGIN SOLUTION
-    low = tl.full([], 0, tl.int32)  # here they are
-    high = tl.full([], 16777217, tl.int32)  # and here no more
+    low = tl.full([], 0, tl.int32)  # from here on there is enough
+    high = tl.full([], 16777217, tl.int32)  # and from here on too little
     while high - low > 1:
         step = tl.maximum((high - low) // 3, 1)
         first, second = low + step, high - step
@@ -705,24 +704,24 @@ def keep_kernel(
     last = threshold(keys, weights, least)
     above = tl.sum(tl.where(keys > last, weights, 0.0), axis=0)
     equal = kept & (keys == last)
-    before = above + (tl.cumsum(equal.to(tl.float32), axis=0) - 1) * x  # of those that are equal
+    before = above + (tl.cumsum(equal.to(tl.float32), axis=0) - 1) * x  # right where `equal`
     kept = kept & ((keys > last) | (equal & (before < least)))
     tl.store(kept_pointer + row * vocabulary + token, kept, mask=inside)
     # END SOLUTION
 
 
 def keep(probabilities, k, p):
-    """Which tokens top-k, and then top-p, leave of each row.
+    """Which tokens of each row are left after top-k, and then top-p.
 
-    The order of a row's tokens: the larger probability first, of equal ones the lower index. Top-k keeps the first k of
-    them. S is the sum of what it kept. Top-p keeps the first of these, up to the one at which their sum reaches p · S:
-    that one is kept, too.
+    A row's tokens are ordered by probability, the largest first; among equal ones the lower index is first. Top-k keeps
+    the first k of them, whose sum is S. Top-p keeps the first of these, up to the one at which their sum reaches p · S.
+    That one is kept, too.
 
     probabilities: [rows, vocabulary], float32; at least one row, and a vocabulary from 1 to 4,096. Rows may lie any
         stride apart; in a row the numbers are neighbours. A row adds up to 1, and each probability is a multiple of
         2⁻²⁴ (0 is one), so float32 adds them exactly in any order.
     k: int64 [rows], each from 1 to the vocabulary and beyond.
-    p: float32 [rows], each above 0 and at most 1. Both are contiguous.
+    p: float32 [rows], each above 0 and at most 1. k and p are contiguous.
     Returns: bool [rows, vocabulary], contiguous: True for what is left. Triton kernels do all of the work. PyTorch's
         own operations compute nothing and sort nothing, and each probability is loaded once. p · S is either reached
         exactly, or differs from every sum by more than float32 rounds off.
@@ -798,12 +797,12 @@ def accept(
     draft_probabilities: q, float32 [k, vocabulary]. A row adds up to 1. It may be 1 on a single token, as where the
         guess was copied from the prompt, or be equal to p's row.
     target_probabilities: p, float32 [k + 1, vocabulary]. Row i is for the place of guess i, the last for the token
-        behind all guesses. It may be 0 where q is not.
-    uniforms: float32 [k + 1], independent, each between 0 and 1: uniforms[i] for the decision on guess i, the last for
-        the draw of the token that you append at the end.
-    Returns: a list of 1 to k + 1 tokens: the guesses that are accepted, then the one that is drawn. If q drew the
-    guesses, they have the law of p, and as many guesses are accepted as the rule above accepts. Which uniforms lead to
-    which token is up to you. No argument is changed.
+        after all guesses. It may be 0 where q is not.
+    uniforms: float32 [k + 1], independent, each between 0 and 1: uniforms[i] is for the decision on guess i, the last
+        one for the draw of the token that you append at the end.
+    Returns: a list of 1 to k + 1 tokens: the guesses that are accepted, then the one that is drawn. If the
+    guesses were drawn from q, these tokens have the law of p, and as many guesses are accepted as the rule above
+    accepts. Which uniforms lead to which token is up to you. No argument is changed.
     """
     # BEGIN SOLUTION
     tokens = []
@@ -896,14 +895,14 @@ draw_speculation(rates=(0.9, 0.8, 0.6, 0.3), costs=(0.0, 0.1, 0.25, 0.5), rate=0
 #
 # ## Checking in one reading · deeper
 #
-# The check runs $k + 1$ tokens of each user through the model: the newest token and its $k$ guesses. Their matrix
-# products read each weight once. What about attention? All $k + 1$ queries of a user read the same cache. A kernel for
-# decode, called once for each query, would read it $k + 1$ times. For SmolLM2 at 1,000 tokens and four guesses, that is
-# 115 MB instead of 23.
+# The checking step runs $k + 1$ tokens of each user: the newest token and its $k$ guesses. Their matrix products read
+# each weight once. What about attention? All $k + 1$ queries of a user read the same cache. A kernel for decode, called
+# once for each query, would read it $k + 1$ times. For SmolLM2 at 1,000 tokens and four guesses, that is 115 MB instead
+# of 23.
 #
-# So the queries belong into one tile, as the query heads of a group did in chapter 07. A tile of 16 rows holds 5
-# queries of 3 heads each. There is one difference: the heads of a group all see the same keys, but these queries stand
-# at different positions. A guess sees itself, the guesses before it and the whole text, so each row of the tile has its
+# So the queries belong in one tile, as the query heads of a group did in chapter 07. A tile of 16 rows holds 5 queries
+# of 3 heads each. There is one difference: the heads of a group all see the same keys, but these queries stand at
+# different positions. A guess sees itself, the guesses before it and the whole text, so each row of the tile has its
 # own end. Most tiles of keys lie before all of these ends and need no mask.
 #
 # The traps are those of any paged kernel with a causal mask. The mask counts from the end of the sequence. The pages
@@ -978,22 +977,22 @@ def verify_attention(
     block_table: torch.Tensor,
     lengths: torch.Tensor,
 ) -> torch.Tensor:
-    """Attention of the newest token and k guesses of each sequence to its pages, in one launch.
+    """Attention of each sequence's newest token and its k guesses to the sequence's pages, in one launch.
 
     query: [batch, k + 1, query_heads, head_dim], float32 or float16, contiguous; k + 1 from 1 to 8, head_dim 16, 32, 64
         or 128. Query 0 of a sequence is its newest token, the others are the guesses in their order.
     key_pages, value_pages: [pages, key_heads, page_size, head_dim], of query's dtype, contiguous; page_size 16, 32, 64
         or 128. query_heads is key_heads · group, group from 1 to 8: query head h reads KV head h // group.
-    block_table: int32 [batch, max_blocks], any row stride: the page of tokens i · page_size and following of a sequence
-        at [sequence, i], in any order.
-    lengths: int32 [batch], the tokens of each sequence in the cache, the k + 1 new ones included: at least k + 1.
-    What a length doesn't reach, entries of the table and slots of pages, may hold anything, NaN too.
+    block_table: int32 [batch, max_blocks], any row stride. Entry [sequence, i] is the page of the sequence's tokens
+        from i · page_size on. The pages of a sequence may lie in any order.
+    lengths: int32 [batch], the tokens of each sequence in the cache, with the k + 1 new ones: at least k + 1.
+    Entries of the table and slots of pages that a sequence's length doesn't reach may hold anything, NaN too.
     Returns: [batch, k + 1, query_heads, head_dim], of query's dtype and contiguous. Query i of a sequence sees its
     first length - (k + 1) + i + 1 keys, and scores are scaled by 1/√head_dim.
 
     The kernel loads each key and value that a length reaches once, for all k + 1 queries and all query heads of a KV
-    head. It may move 5 % more bytes than that needs, with 4 bytes for each key's page number. PyTorch may allocate no
-    tensor with more elements than the output.
+    head. It may move 5 % more bytes than this needs, counting 4 bytes for each key's page number. PyTorch may allocate
+    no tensor with more elements than the output.
     """
     # BEGIN SOLUTION
     batch, queries, query_heads, head_dim = query.shape
@@ -1055,7 +1054,7 @@ measured("16 prompt tokens of a chat, without the tree over with it", without_tr
 # %% [markdown]
 # The longer the chat, the larger the ratio, because without the tree the prompts grow with each turn. A mistake in such
 # a tree is a bad one: a page that is given away too early holds somebody else's text. In one engine, the loop that
-# locks stepped to the parent before it locked, so the node in use stayed unlocked
+# locks stepped to the parent first, so the node in use stayed unlocked
 # ([mini-sglang#52](https://github.com/sgl-project/mini-sglang/pull/52)). In another, splitting a node left out one
 # update of a counter, and the cache believed that it had -3 tokens to give away
 # ([mllm#656](https://github.com/UbiquitousLearning/mllm/pull/656)).
@@ -1070,19 +1069,19 @@ measured("16 prompt tokens of a chat, without the tree over with it", without_tr
 # %%
 # Exercise 16.7 · Prefixes in a tree
 class Node:
-    """One cached page, for the tree below. You need not take it: how you keep pages is your choice."""
+    """One cached page, for the tree below. You need not use it: how you keep pages is your choice."""
 
     def __init__(self, page=None):
-        self.page, self.behind = page, {}  # behind: the tokens of the next page -> its node
+        self.page, self.behind = page, {}  # behind: tokens of a next page -> its node
         self.locks, self.used = 0, 0
 
 
 class PrefixCache:
     """Finds the pages that hold the keys and values of a text's beginning.
 
-    Texts are lists of tokens, whole numbers, and may be empty. Pages are whole numbers. Only whole pages are cached: of
-    page_size tokens, at least 1, from a multiple of page_size on. A page belongs to those texts alone that are the same
-    from their first token to the page's end. The caller may change all lists that it gave and got.
+    Texts are lists of tokens, which are whole numbers, and may be empty. Pages are whole numbers, too. Only whole pages
+    are cached. Each holds page_size tokens, at least 1, from a multiple of page_size on. A page belongs only to texts
+    that are equal from the first token to the page's end. The caller may change all lists that it gave and got.
     """
 
     def __init__(self, page_size):
@@ -1103,7 +1102,7 @@ class PrefixCache:
         # END SOLUTION
 
     def match(self, tokens):
-        """The pages of the longest beginning of these tokens that is cached, as a list in order; they are used now."""
+        """The pages of the longest cached beginning of these tokens, as a list in order. This counts as their use."""
         # BEGIN SOLUTION
         self.clock += 1
         nodes = self.path(tokens)
@@ -1113,10 +1112,11 @@ class PrefixCache:
         # END SOLUTION
 
     def insert(self, tokens, pages):
-        """Cache the pages of these tokens, len(tokens) // page_size of them. All of this beginning is used now.
+        """Cache the pages of these tokens, len(tokens) // page_size of them. This counts as a use of all of them.
 
-        Where a page is cached already, that one stays. Returns the duplicates in order: those of `pages` in whose place
-        another page was cached. One of `pages` may be the cached page itself, which `match` gave: it is no duplicate.
+        Where another page is cached already, that one stays, and is used now. Returns the duplicates in order: those of
+        `pages` in whose place another page was cached. One of `pages` may be the cached page itself, from `match`: it
+        is no duplicate.
         """
         # BEGIN SOLUTION
         self.match(tokens)
@@ -1129,7 +1129,7 @@ class PrefixCache:
         # END SOLUTION
 
     def lock(self, tokens):
-        """Lock each page of these tokens' whole pages once more. All of them are cached. This does not count as use."""
+        """Lock each whole page of these tokens once more. All of them are cached. This does not count as a use."""
         # BEGIN SOLUTION
         for node in self.path(tokens):
             node.locks += 1
@@ -1154,10 +1154,10 @@ class PrefixCache:
         # END SOLUTION
 
     def evict(self, count):
-        """Give up `count` pages, at least 1; or all that are not locked, where these are fewer. Returns a list of them.
+        """Give up `count` pages, at least 1; or all that are not locked, if these are fewer. Returns a list of them.
 
-        They go one after the other: each time it is the page that was used longest ago, of those that are not locked
-        and behind which no page is cached.
+        They are given up one after the other: each time the page that was used longest ago, of those that are not
+        locked and have no cached page after them.
         """
         # BEGIN SOLUTION
         gone = []
@@ -1269,11 +1269,11 @@ def few_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     contiguous.
     Returns: [rows, out] in their dtype. All sums are float32, and rounded once at the end.
 
-    Kernels alone multiply and add; PyTorch may make memory, fill it with zeros, and convert the result's dtype. No
-    number of the weight is loaded twice, in all programs together. Beside the weight, x and the result there are at
+    Only kernels multiply and add. PyTorch may allocate memory, fill it with zeros, and convert the result's dtype. No
+    number of the weight is loaded twice, by all programs together. Beside the weight, x and the result there are at
     most 64 parts of rows · out float32 numbers, each stored once and loaded once, or added atomically. The largest
     launch has at least 64 programs, or one for each 4,096 numbers of the weight where these are fewer. On a GPU,
-    8 rows by a weight [2048, 16384] take no longer than 1.25 times as long as torch's own product.
+    8 rows by a weight [2048, 16384] take at most 1.25 times as long as torch's own product.
     """
     # BEGIN SOLUTION
     (rows, width), out = x.shape, weight.shape[0]
@@ -1299,7 +1299,7 @@ best_few_rows = check("16.8", few_rows).best
 # %% [markdown]
 # ## What an engine's metrics hide
 #
-# All parts of the engine are there now. How good is it? A server is judged by a few numbers:
+# A server is judged by a few numbers:
 #
 # - **Time to first token.** It includes the queue and the prefill. A user spends it in front of an empty page.
 # - **Time per token.** It decides whether text comes faster than one can read.
@@ -1360,8 +1360,8 @@ draw_waits(waits, "steps")
 # %% [markdown]
 # The sixth request waits 106 steps. The mean is 8.1 in both runs, to the digit. That is no accident. All requests here
 # are equally long, so what one of them loses, the others gain, and the sum stays the same. The median has even become
-# better. The throughput has not changed, and only one request of 40 misses its deadline. By these numbers you would
-# have called the second run an improvement.
+# better. The throughput has not changed, and one request of 40 misses its deadline. By these numbers you would have
+# called the second run an improvement.
 #
 # So look at the longest wait as well, and check whether a request can be overtaken without end. One remedy is *aging*:
 # the longer a request has waited, the higher its priority becomes.
@@ -1372,9 +1372,9 @@ draw_waits(waits, "steps")
 # %% [markdown]
 # ## Finale: your kernels take the model over
 #
-# You have written every part of an engine's step by now, each in a notebook of its own. Here they take one model over,
-# one after another. `earlier("7.5")` finds your newest answer that passed the check of 7.5, in whichever notebook you
-# wrote it. If there is none, the course's own answer is used. The next cell says for each exercise whose answer it is.
+# The parts of an engine's step that you have written, each in a notebook of its own, now take one model over, one after
+# another. `earlier("7.5")` finds your newest answer that passed the check of 7.5, in whichever notebook you wrote it.
+# If there is none, the course's own answer is used. The next cell says for each exercise whose answer it is.
 
 # %%
 from course_lib.checker.notebook.earlier import earlier
@@ -1423,9 +1423,9 @@ print(f"\n{asked.question}\n    {asked.text(rows[-1].tokens)}")
 # the answer has. They change how many runs it takes, because one run can now give several tokens. (A wrong guess runs
 # in vain, and counts as run.)
 #
-# Where does a token's time go, before and after? The next cell writes the answer twice more, once with PyTorch alone
-# and once with everything switched on, and takes the time of each kind of work. On a GPU `torch.profiler` takes the
-# times of the kernels alone. In the rest of a token's time the GPU waits, mostly for the next launch.
+# Where does a token's time go? The next cell writes the answer twice more, with PyTorch alone and with everything
+# switched on, and takes the time of each kind of work. On a GPU `torch.profiler` takes the times of the kernels alone.
+# The rest of a token's time is waiting, mostly for the next launch.
 
 # %%
 from course_lib.figures.serving.token_time import draw_token_time
@@ -1499,11 +1499,11 @@ self_check(
 #
 # - **vLLM** gives each step one budget, `max_num_batched_tokens`. The default in its [scheduler's
 #   configuration](https://docs.vllm.ai/en/stable/api/vllm/config/scheduler/) is 2,048 tokens and 128 sequences, and the
-#   server sets other values for a real card. Requests are served in order of arrival or by priority. A preempted one is
-#   recomputed.
+#   server sets other values for a real card. Requests are served in order of arrival or by priority, and a preempted
+#   one is recomputed.
 # - **SGLang** keeps prefixes in a radix tree ([arXiv 2312.07104](https://arxiv.org/abs/2312.07104)), and one of its
 #   [policies](https://mintlify.com/sgl-project/sglang/concepts/architecture) serves the request with the longest known
-#   prefix first. That saves work, but a request with an unknown beginning may be overtaken again and again.
+#   prefix first. That saves work, but an unknown beginning may be overtaken again and again.
 # - **TensorRT-LLM** [describes](https://nvidia.github.io/TensorRT-LLM/features/disagg-serving.html) *disaggregated
 #   serving*: prompts run on some GPUs and decodes on others, so that a prompt cannot hold up anybody's next token. The
 #   pages of the cache are sent between them.
@@ -1512,8 +1512,8 @@ self_check(
 #   Both sides must agree on the layout of a page. In one case pages that lay as [slot, head] were sent as [head, slot],
 #   and the answers were wrong ([TensorRT-LLM#6507](https://github.com/NVIDIA/TensorRT-LLM/issues/6507)).
 # - **Trees of guesses.** EAGLE and others guess several continuations at once, as a tree. A node sees the text and its
-#   own ancestors, and its position is its parent's plus one. A causal triangle is not enough as a mask, because
-#   siblings must not see each other. SGLang's
+#   own ancestors, and its position is its parent's plus one. Siblings must not see each other, so a causal triangle is
+#   not enough as a mask. SGLang's
 #   [documentation](https://mintlify.com/sgl-project/sglang/advanced/speculative-decoding) names 158 tokens a second for
 #   Llama-3.1-8B on one H100, 244 with EAGLE-2 and 373 with EAGLE-3.
 #
