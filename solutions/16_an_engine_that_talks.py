@@ -238,8 +238,8 @@ def load_weights(found, heads, key_heads):
     heads, key_heads: how many heads the queries have, and the keys and values. heads is a multiple of key_heads;
         head_dim is any even number, and heads · head_dim need not be width.
     Returns: a dict from our_name(name) to the tensor, with the file's shape and dtype. In each head of Q and of K, row
-    2i becomes row i, and row 2i + 1 becomes row i + head_dim / 2. The elements of their biases move in the same way. All
-    other tensors are as in the file. Where the file has no output.weight, logits.weight is the embedding.
+    2i becomes row i, and row 2i + 1 becomes row i + head_dim / 2. The elements of their biases move in the same way.
+    All others are as in the file. Where the file has no output.weight, logits.weight is the embedding.
     """
     # BEGIN SOLUTION
     loaded = {}
