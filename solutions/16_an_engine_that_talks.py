@@ -906,7 +906,7 @@ draw_speculation(rates=(0.9, 0.8, 0.6, 0.3), costs=(0.0, 0.1, 0.25, 0.5), rate=0
 # own end. Most tiles of keys lie before all of these ends and need no mask.
 #
 # The traps are those of any paged kernel with a causal mask. The mask counts from the end of the sequence. The pages
-# behind the end may hold another user's keys. And if the queries' own keys are written to the cache before the call,
+# after the end may hold another user's keys. And if the queries' own keys are written to the cache before the call,
 # they must not be counted twice.
 
 # %% [markdown]

@@ -178,8 +178,8 @@ CHANGES = (
         "go. It must depend on the seed, the position and the token alone.", row_in_the_noise=(SEED, "row"),
         row_in_the_noise__position=(PLACE, "row"), row_in_the_noise__added=(SEED, f"({SEED} + row)"),
         row_in_the_noise__flat=(JOINED, "word ^ (row * vocabulary + token)")),
-    *edits("The hash is not mix(mix(mix(seed) ^ position) ^ token). The seed is innermost, ^ joins the words "
-        "and no sum does, and each result is mixed.", other_hash=(WORD, f"mix(mix({PLACE}) ^ {SEED})"),
+    *edits("The hash is not mix(mix(mix(seed) ^ position) ^ token). Begin with the seed, join the next word "
+        "by ^ and not by a sum, and mix each time.", other_hash=(WORD, f"mix(mix({PLACE}) ^ {SEED})"),
         other_hash__joined=(WORD, f"mix({SEED} ^ {PLACE})"), other_hash__less=(WORD, f"mix({SEED}) ^ {PLACE}"),
         other_hash__sum=(WORD, f"mix(mix({SEED}) + {PLACE})"), other_hash__sum_of_token=(JOINED, "word + token"),
         other_hash__sums=(WORD, f"mix(mix({SEED}) + {PLACE})", JOINED, "word + token")),

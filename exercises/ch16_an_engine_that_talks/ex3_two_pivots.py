@@ -162,7 +162,8 @@ CHANGES = (
         "lower index. Count how many places are left for them, and fill these in order, with tl.cumsum.",
         ties_of_k_kept=(BY_K, f"all_equal(ordered, {BY_K})")),
     *edits("All tokens that are as likely as the k-th were dropped where not all of them have a place. Exactly k "
-        "are kept, and of equal ones those with the lower index.", ties_of_k_dropped=(BY_K, f"none_equal(ordered, {BY_K})")),
+        "are kept, and of equal ones those with the lower index.",
+        ties_of_k_dropped=(BY_K, f"none_equal(ordered, {BY_K})")),
     *edits("At top-p's border, all equally likely tokens were kept. They count one after another, the lower index "
         "first, up to the one at which the sum reaches p · S.", ties_of_p_kept=(BY_P, f"all_equal(weights, {BY_P})")),
     *edits("At top-p's border, all equally likely tokens were dropped. They count one after another, the lower index "

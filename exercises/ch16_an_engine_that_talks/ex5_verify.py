@@ -39,7 +39,7 @@ def verify_cases(draw):
         return Case(name, made(draw, **choices), metered=metered)
 
     return [
-        case("3 guesses behind 29 tokens, one head", 3, 1, 1, (32,), table_layout=contiguous),
+        case("3 guesses after 29 tokens, one head", 3, 1, 1, (32,), table_layout=contiguous),
         case("no guess: a step of decode", 0, 2, 2, (20, 33)),
         case("nothing but the newest token and its guesses", 4, 1, 2, (5, 7)),
         case("guesses on both sides of a page's end", 4, 2, 1, (18, 33), page_size=16),

@@ -97,9 +97,9 @@ def few_rows_cases(draw):
         Case(f"40 rows, a weight of 50 × {ragged}", operands(draw, 40, 50, ragged), metered=True),
         Case("64 rows, a weight of 100 × 520", operands(draw, 64, 100, 520), metered=True),
         Case("3 rows; the sums rise to 1,000 and fall to 0", _up_and_down(draw)),
-        Case("5 rows, gaps behind the rows of x",
+        Case("5 rows, gaps after the rows of x",
             (gaps(draw, draw.normal(5, 90).half()), draw.normal(40, 90, scale=0.1).half())),
-        Case("5 rows, gaps behind the rows of the weight",
+        Case("5 rows, gaps after the rows of the weight",
             (draw.normal(5, 90).half(), gaps(draw, draw.normal(40, 90, scale=0.1).half()))),
     ]  # fmt: skip
     if draw.bfloat16:
