@@ -10,9 +10,9 @@
 # its tokens per second.
 #
 # On the way you build what surrounds the kernels: the loader, the scheduler, the sampler, and speculation. Together
-# they are an *engine*, the program that runs a model for many users at once. Most mistakes in an engine give no error.
-# The text stays fluent and becomes a little worse. So you will judge each part by what it promises, and not by how the
-# text looks.
+# with the kernels they are an *engine*, the program that runs a model for many users at once. Most mistakes in an
+# engine raise no error. The text stays fluent and becomes a little worse. So you will judge each part by what it
+# promises, and not by how the text looks.
 #
 # **Time.** About six hours for all eight exercises, estimated. The **core path** takes two: exercises 16.1, 16.6, 16.2
 # and 16.4 in this order, and every section whose heading does not end in *deeper*. You need chapters 05, 06 and 14.
@@ -53,7 +53,7 @@ on_gpu = not interpreting()
 # wait for its first bytes, and end. We assume 2 µs for that.
 #
 # The step takes at least as long as the longer of the two. The next cell computes both, first for an H200 on paper and
-# then for your machine, whose bandwidth and time of a launch were measured in chapter 01. Without a GPU the weights
+# then for your machine, with the bandwidth and the time of a launch that chapter 01 measured. Without a GPU the weights
 # have 32 bits, and there are no graphs. **Predict**, for one user in plain PyTorch on your machine: how many times as
 # long as the bytes do the launches take?
 
@@ -65,7 +65,7 @@ from course_lib.hardware.ceilings.measured import ceilings
 from course_lib.models.config import ModelConfig
 
 SMOLLM2 = ModelConfig(49_152, 30, 576, 9, 3, 64, 1536, 8192, rotary_base=100_000.0, tied=True)
-CALLS, KERNELS, KERNEL_SECONDS = 85 * 30, 7 * 30, 2e-6  # of plain PyTorch; of a graph, and the least for one of them
+CALLS, KERNELS, KERNEL_SECONDS = 85 * 30, 7 * 30, 2e-6  # plain PyTorch; a graph, and the least for a kernel
 
 
 def step_costs(batch, bandwidth, launch, item_bytes, context=1000):
@@ -343,7 +343,7 @@ def scheduled(budget, pages):
         steps.append(step)
         scheduler.ran(parts)
         for part in parts:
-            if part.asks:  # the part ends the text, so a token is chosen; which one does not matter here
+            if part.asks:  # the part ends the text, so a token is chosen; here it does not matter which
                 part.job.write(0)
                 if part.job.written == part.job.request.new_tokens:
                     scheduler.end(part.job)
@@ -778,8 +778,9 @@ best_keep = check("16.3", keep).best
 
 # %% [markdown]
 # **Accept or refuse.** Your function applies this rule to the guesses in order, up to the first refusal. It is judged
-# by the law of its tokens and not by luck: the check calls it for every draft and on a fine grid of uniforms, and adds
-# up the chances of all answers. It also tells you the *total variation*, half the sum of |chance - p| over the tokens.
+# by the law of its tokens and not by luck: the check calls it for every possible draft, on a fine grid of uniforms, and
+# adds up the chances of all answers. It also tells you the *total variation*, half the sum of |chance - p| over the
+# tokens.
 
 
 # %%
@@ -1210,8 +1211,8 @@ for rows in (1, 8, 64, 256, 1024):
 # 8 parts there are 128 programs. Their results cost something: with 64 rows, each part is 64 × 2048 float32 numbers, or
 # 0.5 MB, beside 8.4 MB of weights. With one row it is next to nothing.
 #
-# `tl.dot` needs at least 16 rows on a GPU, so a product with one row wastes 15 of 16 FLOPs. That is no loss here,
-# because FLOPs are not the limit.
+# `tl.dot` needs at least 16 rows on a GPU, so with one row 15 of 16 FLOPs are wasted. That is no loss, because FLOPs
+# are not the limit here.
 
 # %% [markdown]
 # **A product for few rows.** Each number of the weight is read once, by one program, so a program takes all rows of x,
@@ -1327,7 +1328,7 @@ book = tiny_text()
 
 
 def served(later):
-    """The metrics of a run; `later`: whether everybody may go before the sixth request."""
+    """The metrics of a run. later: whether all others may overtake the sixth request."""
     draw, arrival, coming, now = random.Random(0), 0.0, [], 0
     for number in range(40):
         arrival += draw.expovariate(1 / 2.2)
@@ -1347,13 +1348,13 @@ def served(later):
 
 waits = {}
 print(f"{'':34}{'mean':>6}{'p50':>6}{'p99':>6}{'tokens a step':>15}{'in time':>10}")
-for name, later in (("in order of arrival", False), ("the sixth request may wait", True)):
+for name, later in (("in order of arrival", False), ("all may overtake the sixth request", True)):
     metrics = served(later)
     report, waits[name] = metrics.report(), [times.to_first for times in metrics.times.values()]
     in_time = sum(times.in_time for times in metrics.times.values())
     print(f"{name:34}{statistics.fmean(waits[name]):>6.1f}{report['to first p50']:>6.0f}{report['to first p99']:>6.0f}"
           f"{report['tokens a second']:>15.2f}{in_time:>7} / 40", flush=True)
-starved = waits["the sixth request may wait"]
+starved = waits["all may overtake the sixth request"]
 print(measured("16 longest wait over the mean wait", max(starved) / statistics.fmean(starved), "times"))
 draw_waits(waits, "steps")
 
@@ -1419,9 +1420,8 @@ print(f"\n{asked.question}\n    {asked.text(rows[-1].tokens)}")
 
 # %% [markdown]
 # With the small model and ten tokens, the runs without a cache take 39, 40, … 48 tokens, 435 in all. With a cache the
-# prompt runs once, and then every new token but the last runs once: 39 + 9 = 48. Guesses do not change how many tokens
-# the answer has. They change how many runs it takes, because one run can now give several tokens. (A wrong guess runs
-# in vain, and counts as run.)
+# prompt runs once, and then every new token but the last runs once: 39 + 9 = 48. With guesses the answer takes fewer
+# runs, because one run can now give several tokens. Refused guesses have run too, so they are counted.
 #
 # Where does a token's time go? The next cell writes the answer twice more, with PyTorch alone and with everything
 # switched on, and takes the time of each kind of work. On a GPU `torch.profiler` takes the times of the kernels alone.
@@ -1434,7 +1434,7 @@ from course_lib.serving.token_time import before_and_after
 draw_token_time(before_and_after(asked, rows))
 
 # %% [markdown]
-# On a GPU expect most of both bars to be waiting. SmolLM2 has little to compute for a token, but each of its 30 layers
+# On a GPU expect most of both bars to be waiting. SmolLM2 has little to compute for a token. But each of its 30 layers
 # takes more than a dozen launches, and each launch takes the host some microseconds. Fewer and larger kernels help, and
 # so do guesses, because a run's launches then give several tokens. Chapter 14's graphs remove the rest. The course's
 # engine has all of it: packed weights, fused kernels, and each step of decode captured as a graph.
@@ -1489,7 +1489,7 @@ self_check(
     f"One: {expected_tokens(0.6, 1):.2f} / 1.1 = {one:.2f} times as fast. Three: {expected_tokens(0.6, 3):.2f} / 1.3 = "
     f"{three:.2f}. So three are better, by a little.",
     "No: the noise is a function of seed, position and token. It would be a mistake if their seeds differed.",
-    "How long did the longest wait, and did everybody end within the deadline?",
+    "How long did the longest request wait, and did all of them end within the deadline?",
 )
 
 # %% [markdown]
