@@ -2,20 +2,20 @@
 # # 16 · An engine that talks: a published model on your own kernels
 #
 # **The question.** SmolLM2 is a published model that answers questions. It has 135 million parameters, which take 269
-# MB in 16 bits. To write one token, a step reads all of them. An H200 does that in 62 µs, at the 4.37 TB/s that we
-# measured for a read. So one user could get 16,000 tokens a second. How many does one user really get, how many do 64
-# users get together, and what stops it?
+# MB in 16 bits. To write one token, a step of the model reads all of them. An H200 reads them in 62 µs, at the 4.37
+# TB/s that we measured for a read. So one user could get 16,000 tokens a second. How many does one user really get, how
+# many do 64 users get together, and what stops it?
 #
-# Write down both numbers, and the reason. At the end of this chapter the model answers on your kernels of chapters 04
-# to 16, and you see its tokens per second.
+# Write down both numbers and the reason. At the end the model answers on your kernels of chapters 04 to 16, and you see
+# its tokens per second.
 #
 # On the way you build what surrounds the kernels: the loader, the scheduler, the sampler, and speculation. Together
-# they are an *engine*, the program that runs a model for many users at once. Most mistakes in an engine give no error.
-# The text stays fluent, and it is a little worse than it should be. So you will judge each part by what it promises and
-# not by how the text looks.
+# with the kernels they are an *engine*, the program that runs a model for many users at once. Most mistakes in an
+# engine raise no error. The text stays fluent and becomes a little worse. So you will judge each part by what it
+# promises, and not by how the text looks.
 #
-# **Time.** About six hours for all eight exercises, estimated. The **core path** takes two: exercises 16.1, 16.2, 16.4
-# and 16.6, and every section whose heading does not end in *deeper*. You need chapters 05, 06 and 14.
+# **Time.** About six hours for all eight exercises, estimated. The **core path** takes two: exercises 16.1, 16.6, 16.2
+# and 16.4 in this order, and every section whose heading does not end in *deeper*. You need chapters 05, 06 and 14.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -43,19 +43,19 @@ on_gpu = not interpreting()
 #
 # SmolLM2 has 30 layers of width 576, with 9 query heads on 3 KV heads of dimension 64. A step has two costs.
 #
-# **Bytes.** The weights are read once in a step, for all users together. The cache is read for each user. A token
-# leaves $2 \cdot 30 \cdot 3 \cdot 64$ numbers of two bytes there, 23,040 bytes. With 64 users who have 1,000 tokens
-# each, that is 1.47 GB, five times the weights.
+# **Bytes.** The weights are read once in a step, for all users together. The cache is read for each user. A token's
+# keys and values are $2 \cdot 30 \cdot 3 \cdot 64$ numbers of two bytes, so 23,040 bytes. With 64 users who have 1,000
+# tokens each, the cache is 1.47 GB, five times the weights.
 #
 # **Launches.** In plain PyTorch the course's decoder makes about 85 calls a layer (chapter 14 counted 1,370 in 16
-# layers). For 30 layers these are 2,550 calls. If each takes the host 8 µs, they take 20 ms. The engine's own step has
-# about 7 kernels a layer, 210 in all, and a CUDA graph launches them at once. Each still has to start, wait for its
-# first bytes and end. We assume 2 µs for that.
+# layers). For 30 layers that is 2,550 calls. If each takes the host 8 µs, they take 20 ms. The engine's own step has
+# about 7 kernels a layer, 210 in all, and a CUDA graph launches them all at once. But each kernel still has to start,
+# wait for its first bytes, and end. We assume 2 µs for that.
 #
 # The step takes at least as long as the longer of the two. The next cell computes both, first for an H200 on paper and
-# then for your machine. Its bandwidth was measured in chapter 01, and so was the time of a launch. Without a GPU the
-# weights are in 32 bits and there are no graphs. **Predict** the ratio of the two on your machine, the time of the
-# launches over that of the bytes, for one user in plain PyTorch.
+# then for your machine, with the bandwidth and the time of a launch that chapter 01 measured. Without a GPU the weights
+# have 32 bits, and there are no graphs. **Predict**, for one user in plain PyTorch on your machine: how many times as
+# long as the bytes do the launches take?
 
 # %%
 predict("16 launches over bytes, one user", ..., "times")
@@ -65,7 +65,7 @@ from course_lib.hardware.ceilings.measured import ceilings
 from course_lib.models.config import ModelConfig
 
 SMOLLM2 = ModelConfig(49_152, 30, 576, 9, 3, 64, 1536, 8192, rotary_base=100_000.0, tied=True)
-CALLS, KERNELS, KERNEL_SECONDS = 85 * 30, 7 * 30, 2e-6  # of plain PyTorch; of a graph, and the least for one of them
+CALLS, KERNELS, KERNEL_SECONDS = 85 * 30, 7 * 30, 2e-6  # plain PyTorch; a graph, and the least for a kernel
 
 
 def step_costs(batch, bandwidth, launch, item_bytes, context=1000):
@@ -99,23 +99,24 @@ measured("16 launches over bytes, one user", by_launches / by_bytes, "times")
 # %% [markdown]
 # > **The answer on paper.** With 1,000 tokens of context, an H200 could read what one user needs 15,000 times a second.
 # > In plain PyTorch the user gets 49 tokens a second, because the launches take 20 ms. With a graph it is at most
-# > 2,400, and the reason is the number of kernels: 210 of them, each of which reads about a megabyte. For 64 users the
-# > bytes take 399 µs and the kernels 420, so both limits are close together, and all users get at most 150,000.
+# > 2,400, and the reason is the number of kernels: there are 210, and each reads only about a megabyte. For 64 users
+# > the bytes take 399 µs and the kernels 420, so the two limits are close together, and all users get at most 150,000.
 #
-# A CPU has no such problem. A call costs it little, and reading the weights takes long, so the bytes stop it.
+# On a CPU it is the other way round. A call costs little, and reading the weights takes long, so the bytes are the
+# limit.
 #
-# Is 2 µs a good guess? We have measured a larger model, with the shape of Llama-3.2-1B and 1,024 tokens of context. Its
-# bytes take 590 µs at batch 1, and the engine's graph took 928 (H200, PyTorch 2.11, Triton 3.6, November 2026). The
-# other 338 µs are 3 µs for each of its 112 kernels. With 3 µs added for each kernel, a step of SmolLM2 takes about
-# 700 µs, and one user gets 1,400 tokens a second. The finale shows what you get.
+# Is 2 µs a good guess? We measured a larger model, with the shape of Llama-3.2-1B and 1,024 tokens of context (H200,
+# PyTorch 2.11, Triton 3.6, November 2026). At batch 1 its bytes take 590 µs, and the engine's graph took 928. The other
+# 338 µs are 3 µs for each of its 112 kernels. If SmolLM2's kernels also add 3 µs each to the time of the bytes, its
+# step takes about 700 µs, and one user gets 1,400 tokens a second. The finale shows what you get.
 #
-# The host adds little to a graph: the whole step of that engine took 966 µs, 38 more than its graph. At batch 8 the
-# bytes take 645 µs, the graph 1,093 and the step 1,139. The library `transformers` with `torch.compile` took 1,669 and
-# 2,760 µs for the same steps.
+# The host adds little: the whole step took 966 µs, 38 more than its graph. At batch 8 the bytes take 645 µs, the graph
+# 1,093 and the step 1,139. The library `transformers` with `torch.compile` took 1,669 and 2,760 µs for the same two
+# steps.
 #
 # ## From the first byte to the last
 #
-# A user sends bytes and gets bytes back. In between the request passes through these stages:
+# A user sends bytes and gets bytes back. In between, the request passes through these stages:
 
 # %%
 from course_lib.figures.serving.path import Stage, draw_path
@@ -133,17 +134,18 @@ draw_path([
 
 # %% [markdown]
 # - **The template.** A chat model was trained on texts of one form: a marker, the role, what was said, a marker. The
-#   *chat template* puts a conversation into that form. Without it the model continues the question and does not answer.
+#   *chat template* puts a conversation into that form. Without it the model continues the question instead of
+#   answering.
 # - **The queue.** A request waits until the cache has pages for it and the step has room for its tokens.
-# - **Prefill** runs the prompt. It reads the weights once for many tokens, so it is limited by arithmetic. It leaves
-#   keys and values in the cache, and its last row of logits gives the first new token.
-# - **Decode** runs one token a step. It is limited by bytes or by launches, as above.
+# - **Prefill** runs the prompt. It reads the weights once for many tokens, so arithmetic is its limit. It leaves keys
+#   and values in the cache, and its last row of logits gives the first new token.
+# - **Decode** runs one token a step. Its limit is the bytes or the launches, as above.
 # - **Sampling** turns 49,152 logits into a token.
-# - **The text stream** turns tokens into text. It cannot do this token by token, because a character may take up to
-#   four bytes, and a token may end inside of it.
+# - **The text stream** turns tokens into text. It cannot do so token by token, because a character takes up to four
+#   bytes, and a token may end in the middle of one.
 #
 # The next cell shows the last stage. It sends one byte after another and prints what may be shown. A *stop word* ends
-# the answer, so its first letters have to be held back too, until it is clear that they are no stop word.
+# the answer and is not shown. So the stream also holds back letters with which a stop word may begin.
 
 # %%
 from course_lib.serving.text_stream import TextStream
@@ -166,16 +168,18 @@ print(f"at the end: {answer.end()!r}")
 # %% [markdown]
 # ## A right sentence proves nothing
 #
-# A loader reads tensors from a file and puts them where the model expects them. Names differ between files, and so does
-# the order of rows. If two rows are exchanged, all shapes are still right.
+# Before the first request comes, the weights have to be loaded. A loader reads tensors from a file and puts them where
+# the model expects them. Names differ between files, and so does the order of rows. If two rows are exchanged, all
+# shapes are still right.
 #
-# The most instructive case is RoPE. *Rotary positions* take a head's numbers in pairs and turn each pair by an angle
-# that grows with the position. There are two conventions for the pairs. In Hugging Face's, number $i$ belongs to number
-# $i + \text{head\_dim}/2$. In the other, the pairs are neighbours, $2i$ and $2i + 1$. Neither is better, but the
-# weights must fit: whoever changes the convention has to move the rows of the query and key matrices too. llama.cpp
-# does this when it writes a GGUF file.
+# The best example is *rotary positions* (RoPE). They take a head's numbers in pairs and turn each pair by an angle that
+# grows with the position. There are two conventions for the pairs. Hugging Face and this course pair number $i$ of a
+# head with number $i + \text{head\_dim}/2$. The other convention pairs neighbours, $2i$ and $2i + 1$. Neither is
+# better, but the weights must fit the convention. llama.cpp uses neighbours for Llama models. So when it writes its own
+# kind of file, a *GGUF* file, it also moves the rows of the query and key matrices. A loader for our convention has to
+# move them back.
 #
-# We left this step out for SmolLM2, and measured on a CPU:
+# We left this out for SmolLM2, and measured on a CPU:
 #
 # | rows of queries and keys | perplexity of a paragraph of 76 tokens | "The capital of France is" |
 # |---|---|---|
@@ -183,31 +187,28 @@ print(f"at the end: {answer.end()!r}")
 # | left as they are in the file | 89.8 | Paris |
 #
 # *Perplexity* is $e$ to the mean loss of a token. A perplexity of 18 means that the model is as unsure as if it chose
-# among 18 equally likely tokens at each place. The wrong loader has made the model five times as unsure, and it still
-# says Paris.
+# among 18 equally likely tokens at each place. The wrong loader has made that number five times as large, and the model
+# still says Paris.
 #
 # Why? Queries and keys are permuted alike, so their dot product without a rotation is unchanged. Only the positions are
-# wrong, because the numbers that are turned together no longer belong together. At position 0 nothing is turned at all,
-# so a test with one token passes. In a short prompt most pairs have turned only a little, and "France" and "capital"
-# are enough to find Paris. The longer the text, the more the order of the words matters.
+# wrong, because the wrong numbers are turned together. At position 0 nothing is turned at all, so a test with one token
+# passes. In a short prompt most pairs have turned only a little, and "France" and "capital" are enough to find Paris.
+# The longer the text, the more the order of the words matters.
 #
-# The rule for a loader is therefore: compare a number that depends on every weight. Perplexity of a paragraph is one.
-# It showed the same mistake in another library: 35.0 instead of 11.1
-# ([AiDotNet#2074](https://github.com/ooples/AiDotNet/pull/2074)).
+# So test a loader by a number that depends on every weight, such as the perplexity of a paragraph. It showed the same
+# mistake in another library, with 35.0 instead of 11.1 ([AiDotNet#2074](https://github.com/ooples/AiDotNet/pull/2074)).
 
 # %% [markdown]
-# **Which rows belong together?** A weight matrix makes one element of a query from each of its rows. Rotary positions
-# then turn these elements in pairs. Hugging Face and this course pair element $i$ of a head with element $i + d/2$.
-# GGUF files of Llama models pair neighbours, $2i$ and $2i + 1$, and the rows of queries and keys were moved to suit
-# when the file was written. A head of six elements lies there as
+# **Rows in the right pairs.** Each row of a weight matrix makes one element of a query. So moving elements means moving
+# rows. In a GGUF file of a Llama model, a head of six elements lies like this:
 #
 #     place in the file    0   1   2   3   4   5
 #     row of our model     0   3   1   4   2   5
 #
-# You put them back, head by head. There are fewer heads of keys than of queries. A bias is one element for each row, so
-# it is moved too. Values and outputs are not turned, and lie as they are.
+# You put the rows back, head by head. There may be fewer heads of keys than of queries. A *bias* has one element for
+# each row, so it is moved too. Values and outputs are not turned, so they lie as they are.
 #
-# Many small models are *tied*: the file has no output matrix, and the embedding serves in its place.
+# Many small models are *tied*: the file has no output matrix, because the model uses its embedding as one.
 
 # %%
 # Exercise 16.1 · Rows in the right pairs
@@ -229,16 +230,16 @@ def load_weights(found, heads, key_heads):
     """The weights of a Llama model under our names, from those of a GGUF file.
 
     found: a dict from names to tensors, in any order, some in float32 and others in float16 or bfloat16. It has
-        token_embd.weight [vocabulary, width], output_norm.weight, perhaps output.weight [vocabulary, width], and for
-        each layer L from 0 on the other parts of the table: blk.L.attn_q.weight [heads · head_dim, width],
+        token_embd.weight [vocabulary, width], output_norm.weight, perhaps output.weight [vocabulary, width], and the
+        other parts of PARTS for each layer L, from 0 on: blk.L.attn_q.weight [heads · head_dim, width],
         blk.L.attn_k.weight and blk.L.attn_v.weight [key_heads · head_dim, width], blk.L.attn_output.weight
-        [width, heads · head_dim] and so on. Q, K and V may have a bias too, as in blk.L.attn_q.bias
+        [width, heads · head_dim] and so on. Q, K and V may have a bias too, such as blk.L.attn_q.bias
         [heads · head_dim].
-    heads, key_heads: of queries, and of keys and values. heads is a multiple of key_heads; head_dim is any even number,
-        and heads · head_dim need not be width.
+    heads, key_heads: how many heads the queries have, and the keys and values. heads is a multiple of key_heads;
+        head_dim is any even number, and heads · head_dim need not be width.
     Returns: a dict from our_name(name) to the tensor, with the file's shape and dtype. In each head of Q and of K, row
-    2i becomes row i, and row 2i + 1 becomes row i + head_dim / 2; so with the elements of their biases. All others are
-    as in the file. Where the file has no output.weight, logits.weight is the embedding.
+    2i becomes row i, and row 2i + 1 becomes row i + head_dim / 2. The elements of their biases move in the same way.
+    All others are as in the file. Where the file has no output.weight, logits.weight is the embedding.
     """
     # BEGIN SOLUTION
     loaded = {}
@@ -256,9 +257,8 @@ def load_weights(found, heads, key_heads):
 best_load_weights = check("16.1", load_weights).best
 
 # %% [markdown]
-# Now the small model of chapter 05, as a GGUF file would hold it. *Perplexity* is $e$ to the mean loss a token. With a
-# perplexity of 10, the model is as unsure as if it chose among 10 tokens that are equally likely. You measure it on
-# text that the model has read, once with your loader, and once with queries and keys left in the file's order.
+# Now you load the small model of chapter 05 as a GGUF file would hold it. The cell measures the perplexity of text that
+# the model was trained on, once with your loader, and once with queries and keys left in the file's order.
 
 # %%
 from course_lib.models.decoder import Decoder
@@ -288,30 +288,33 @@ for words, weights in (("put back by your loader", loaded), ("left as in the fil
     print(f"rows of queries and keys {words}: perplexity {math.exp(loss_on(decoder, text)):.2f}")
 
 # %% [markdown]
-# Other mistakes of this kind have been reported: an output matrix that was missing because it is tied to the embedding
-# ([Qwen3-VL-Embedding#89](https://github.com/QwenLM/Qwen3-VL-Embedding/issues/89)), and norms that multiply by
-# $1 + w$, loaded as if they multiplied by $w$ ([imp#81](https://github.com/kekzl/imp/issues/81)).
+# Other loaders have missed an output matrix that is tied to the embedding
+# ([Qwen3-VL-Embedding#89](https://github.com/QwenLM/Qwen3-VL-Embedding/issues/89)), or loaded norms that multiply by $1
+# + w$ as if they multiplied by $w$ ([imp#81](https://github.com/kekzl/imp/issues/81)).
 #
 # ## Who runs in the next step
 #
-# The *scheduler* decides which tokens the next step computes. It needs no tensors. Its input is who waits, who runs,
-# how many tokens each has left and how many pages are free. Its output is a list: this many tokens of that request. So
-# you can write it as a plain function, and test it with random traffic in milliseconds.
+# Once the model is loaded, requests come. The *scheduler* decides which tokens the next step computes. It sees which
+# requests wait and which run, how many tokens each has left, and how many pages are free. It answers with a number of
+# tokens for each request. It needs no tensors, so you can write it as a plain function, and test it with random traffic
+# in milliseconds.
 #
 # Three ideas make a good one:
 #
-# - **Continuous batching.** The batch may change at each step. A request that has ended leaves at once, and one that
-#   waits takes its place. The older way was to wait until the longest text of a batch had ended.
-# - **Chunked prefill.** A step has a *budget* of tokens, in engines some hundreds to thousands. Each text that is being
-#   written gets one token of it first. The rest goes to prompts, and a long prompt is cut into chunks over several
-#   steps. Without chunks, one prompt of 10,000 tokens would hold up everybody else's next token until it is done.
-# - **Preemption.** Every new token may need a page. When none is left, somebody has to give pages back. The scheduler
-#   takes them from the request that came last. That request keeps its prompt *and* what it has written, goes back to
-#   the queue, and computes its keys and values again later. The user notices only a pause.
+# - **Continuous batching.** The batch may change at each step. A request that has ended leaves at once, and a waiting
+#   one takes its place, while older engines waited for the longest text of a batch.
+# - **Chunked prefill.** A step has a *budget* of tokens, in real engines some hundreds to thousands. Each text that is
+#   being written gets one token of it first, because a user is reading along. The rest goes to prompts, and a long
+#   prompt is cut into chunks over several steps. Without chunks, a prompt of 10,000 tokens would hold up everybody
+#   else's next token.
+# - **Preemption.** Every new token may need a page. When none is free, the scheduler *preempts* the request that came
+#   last: it takes that request's pages away and sends it back to the queue. Its text is kept, but its keys and values
+#   are gone. Later it computes them again, for the prompt *and* for the tokens that it has written. The user notices
+#   only a pause.
 #
 # The picture shows the course's scheduler with five requests, which arrive at steps 0, 0, 2, 5 and 9. At most four run
-# at a time. **Before you look:** the third request has a prompt of 26 tokens. What changes if the budget is 12 tokens
-# and not 64?
+# at a time. **Before you look:** the third one, request 2, has a prompt of 26 tokens. What changes if the budget is 12
+# tokens instead of 64?
 
 # %%
 from course_lib.figures.serving.steps import draw_steps
@@ -340,7 +343,7 @@ def scheduled(budget, pages):
         steps.append(step)
         scheduler.ran(parts)
         for part in parts:
-            if part.asks:  # the part ends the text, so a token is chosen; which one does not matter here
+            if part.asks:  # the part ends the text, so a token is chosen; here it does not matter which
                 part.job.write(0)
                 if part.job.written == part.job.request.new_tokens:
                     scheduler.end(part.job)
@@ -354,27 +357,23 @@ draw_steps({
 })
 
 # %% [markdown]
-# With a budget of 64, request 2 runs its whole prompt in one step. The columns are equally wide, but this step takes
-# longer than the others, because it computes 28 tokens and not two. With a budget of 12 the prompt takes three steps.
-# Requests 0 and 1 get their token in each of them, and no step computes more than 12 tokens.
+# With a budget of 64, request 2 runs its whole prompt in one step. All columns are equally wide, but this step takes
+# longer than the others, because it computes 28 tokens instead of two. With a budget of 12 the prompt takes three
+# steps. Requests 0 and 1 get their token in each of them, and no step computes more than 12 tokens.
 #
-# In the third run the pages are not enough. Request 3 is sent back at step 9 and request 2 at step 12. When they come
-# back, request 3 has to run 9 tokens again, its prompt of 5 and the 4 that it had written. Request 2 has to run only 2,
+# In the third run there are too few pages. Request 3 is preempted at step 9 and request 2 at step 12. When they come
+# back, request 3 has to run 9 tokens again: its prompt of 5 and the 4 that it had written. Request 2 has to run only 2,
 # because most of its old pages had not been given to anybody else yet.
 #
 # A policy can be wrong without an error, too. One engine ran no decode in a step that had any piece of a prompt. While
-# a prompt of 600,104 tokens was being read, a request of 101 tokens waited 82.4 s for its first token. With a scheduler
-# that mixes them it waited 1.9 s, and the long prompt ended within 0.6 s of its old time
+# it read a prompt of 600,104 tokens, a request of 101 tokens waited 82.4 s for its first token. With a scheduler that
+# mixes them it waited 1.9 s, and the long prompt ended within 0.6 s of its old time
 # ([ATOM#1835](https://github.com/ROCm/ATOM/pull/1835), eight MI355X).
 
 # %% [markdown]
-# **Who runs next?** Every step of the engine computes at most `budget` tokens, for several requests at once. Requests
-# that write come first, because each of them needs one token only and someone is reading along. Whatever budget is
-# left goes to prompts. A long prompt is cut into chunks, and each step computes one of them.
-#
-# The second limit is memory. A request holds pages for the tokens in its cache, and when no page is free, somebody has
-# to give pages back: the newest request that runs. Its text is kept, but its keys and values are gone. It will compute
-# all of them again, those of the prompt and those of the tokens that it has already written.
+# **The scheduler.** You plan one step, with decodes first and then prompts in chunks. Where no page is free for a
+# decode, you preempt the newest request that runs. In this exercise a preempted request finds none of its old pages
+# again, so it will compute all its tokens once more.
 
 
 # %%
@@ -383,12 +382,12 @@ def plan(requests, budget, free_pages, page_size):
     """Plan one step of an engine: how many tokens each request computes, and who gives its pages back.
 
     requests: a list of dicts in order of arrival, the oldest first. There may be none. Each dict has
-        "id": a string or a whole number, another one for each request;
+        "id": a string or a whole number, different for each request;
         "prompt": tokens of its prompt, at least 1; "written": tokens of its output so far, 0 or more;
-        "cached": how many of its prompt + written tokens are in the cache. At least 1 is not: what it has left;
+        "cached": how many of its prompt + written tokens are in the cache. The others are what it has left, at least 1;
         "pages": pages that it holds, ceil(cached / page_size). It runs if it holds any, and waits if not.
     budget: the most tokens of a step, at least 1. free_pages: pages that nobody holds. page_size: tokens of a page, at
-        least 1. Every request would fit into all the pages by itself, with all its tokens.
+        least 1. Each request alone, with all its tokens, would fit into all the pages.
     Returns: (tokens, preempted). tokens is a dict from the id of each request that computes to its number of tokens,
     with no entry of 0; preempted is a list of ids. Both are in any order. `requests` must stay as it is.
 
@@ -454,40 +453,40 @@ best_plan = check("16.6", plan).best
 # %% [markdown]
 # ## Sampling is probability
 #
-# The model gives a logit $x_t$ for each token $t$. With a *temperature* $T$, token $t$ is to be drawn with the
-# probability
+# The step ends with a row of logits for each request, and a row becomes a token. The model gives a logit $x_t$ for each
+# token $t$. With a *temperature* $T$, token $t$ is to be drawn with the probability
 #
 # $$p_t = \frac{e^{x_t / T}}{\sum_s e^{x_s / T}}$$
 #
 # With logits 2 and 1, the first token is $e^1 = 2.7$ times as likely as the second at $T = 1$, and $e^2 = 7.4$ times at
-# $T = 0.5$. As $T$ goes to 0, the largest logit always wins, which is called *greedy*.
+# $T = 0.5$. As $T$ goes to 0, the largest logit always wins. That is called *greedy*.
 #
-# The obvious kernel takes three passes: the maximum, the sum, and a running sum that stops at a random number. The
-# *Gumbel maximum* takes one. Give each token a random number $u_t$ of its own, between 0 and 1, and take the token with
-# the largest
+# The obvious kernel takes three passes over the row: the maximum, the sum, and a running sum that stops at a random
+# number. The *Gumbel maximum* takes one. Give each token a random number $u_t$ of its own, uniform between 0 and 1, and
+# take the token with the largest *score*
 #
 # $$x_t / T - \log(-\log u_t)$$
 #
-# This token is a draw from $p$, exactly. Here is why:
+# The second part is called *Gumbel noise*. The token is a draw from $p$, exactly, although nobody has computed the
+# softmax. Here is why:
 #
 # 1. $E_t = -\log u_t$ is exponentially distributed: $P(E_t > z) = P(u_t < e^{-z}) = e^{-z}$.
-# 2. Let $w_t = e^{x_t / T}$. The score above is $\log w_t - \log E_t = -\log(E_t / w_t)$. So the largest score is the
-#    smallest $E_t / w_t$.
+# 2. Let $w_t = e^{x_t / T}$. The score above is $\log w_t - \log E_t = -\log(E_t / w_t)$. So the largest score belongs
+#    to the smallest $E_t / w_t$.
 # 3. $P(E_t / w_t > z) = e^{-w_t z}$: think of a bell that rings after a random time, $w_t$ times a second on average.
-# 4. Bell $t$ rings at time $z$ with density $w_t e^{-w_t z}$, and none of the others has rung with probability
+# 4. Bell $t$ rings at time $z$ with density $w_t e^{-w_t z}$, and none of the others has rung by then with probability
 #    $\prod_{s \ne t} e^{-w_s z}$.
 # 5. So $t$ rings first with probability $\int_0^\infty w_t\, e^{-z \sum_s w_s}\, dz = w_t / \sum_s w_s = p_t$. ∎
 #
-# No sum over the vocabulary is needed, and no second pass. The maximum can be computed in parts and merged in any
-# order.
+# A maximum can also be computed in parts, which are merged in any order.
 #
-# **Where does $u$ come from?** Not from a generator with a state. Such a generator would give your request other
-# numbers when somebody else's request draws before it. Instead $u$ is a *hash* of (seed, position, token), a function
-# that mixes their bits thoroughly. The same request then draws the same tokens alone, in any batch, and again after it
-# was sent back to wait. Hashes instead of states are called *counter-based*.
+# **Where does $u$ come from?** Not from a generator with a state, because it would give your request other numbers when
+# somebody else's request draws before it. Instead $u$ is made from a *hash* of (seed, position, token), a function that
+# mixes their bits thoroughly. Such noise is called *counter-based*. The same request then draws the same tokens alone,
+# in any batch, and again after it was preempted.
 #
 # The next cell draws the byte after "Alice was " from chapter 05's small model, 100 times and 5,000 times. All draws
-# share one seed and differ in their position. About 19 in 20 error bars should meet the grey bar's top.
+# share one seed and differ in their position. About 19 in 20 error bars should include the top of their grey bar.
 
 # %%
 from course_lib.figures.serving.draws import draw_histogram
@@ -519,10 +518,10 @@ print(f"χ² of 5,000 draws: {chi_square:.1f}, where 8 is expected, and more tha
 draw_histogram(names, shares, counts)
 
 # %% [markdown]
-# **The edge of $u$.** The proof needs $0 < u < 1$. At $u = 1$ the noise is $+\infty$, and that token wins, however
-# unlikely it is. A hash gives 32 bits, and dividing them by $2^{32}$ seems to stay below 1. But float32 has 24 binary
-# digits, and the division is done in float32. **Predict** after how many tokens of text that happens once on average,
-# with a vocabulary of 49,152.
+# **The ends of $u$.** The proof needs $0 < u < 1$. At $u = 1$ the noise is $+\infty$, and that token wins, however
+# unlikely it is. At $u = 0$ the noise is $-\infty$, and that token is never drawn. A hash gives 32 bits, and dividing
+# them by $2^{32}$ seems to stay below 1. But float32 has 24 binary digits, so the largest quotients are rounded to 1.
+# **Predict** after how many tokens of text that happens once on average, with a vocabulary of 49,152.
 
 # %%
 predict("16 tokens of text until the noise is infinite", ..., "tokens")
@@ -536,28 +535,24 @@ measured("16 tokens of text until the noise is infinite", 2**32 / ones / 49_152,
 
 # %% [markdown]
 # So once in about 683 tokens, a random token appears in the text. You would not find it by reading. SGLang computed in
-# float64, but divided by $2^{32} - 1$, so that the largest word became 1. With 248,000 tokens that is one token of text
-# in 17,000 ([sglang#33423](https://github.com/sgl-project/sglang/pull/33423)). Somebody had found a seed that shows it
-# ([sglang#25106](https://github.com/sgl-project/sglang/issues/25106)). Two other mistakes are as quiet. If all requests
-# of a batch share their noise, two users who ask the same get the same answer. If the position is not hashed, one
-# request prefers the same tokens at each place.
+# float64, but divided by $2^{32} - 1$, so that the largest word became 1. With 248,000 tokens that happens to one token
+# of text in 17,000 ([sglang#33423](https://github.com/sgl-project/sglang/pull/33423);
+# [sglang#25106](https://github.com/sgl-project/sglang/issues/25106) has a seed that shows it).
+#
+# Two other mistakes are as quiet. If all requests of a batch share their noise, two users who send the same question
+# get the same answer. If the position is not hashed, one request prefers the same tokens at each place.
 
 # %% [markdown]
-# **Drawing a token without a softmax.** Give each token a *score*: its logit divided by the temperature, plus noise
-# $-\log(-\log u)$, where $u$ is uniform between 0 and 1. The token with the largest score is then an exact draw from
-# the softmax, which nobody has computed. (The noise is called *Gumbel noise*.)
-#
-# The noise comes from a hash of (seed, position, token), so a request draws the same token in any batch. A hash gives
-# 32 bits, and $u$ must lie strictly between 0 and 1. At $u = 1$ the noise is $+\infty$, and that token wins whatever
-# its logit is; at $u = 0$ it is $-\infty$. Dividing by $2^{32} - 1$ reaches both ends. In float32 even
-# $(\text{bits} + \tfrac12) / 2^{32}$ rounds to 1, and so does $(\text{24 bits} + \tfrac12) / 2^{24}$, because float32
-# has 24 binary digits. So keep 23 bits: these and the half fit.
+# **A draw without a softmax.** Your kernel finds the token with the largest score in one pass over the logits. How do
+# you make $u$ from the hash's 32 bits so that it reaches neither 0 nor 1? In float32 even $(\text{bits} + \tfrac12) /
+# 2^{32}$ rounds to 1, and so does $(\text{24 bits} + \tfrac12) / 2^{24}$, because float32 has only 24 binary digits. So
+# keep 23 bits. Together with the half they fit.
 
 # %%
 # Exercise 16.2 · A draw without a softmax
 @triton.jit
 def mix(word):
-    """Given: a hash of 32 bits, as uint32. Each of its bits depends on all of `word`; no two words have the same."""
+    """Given: a hash of 32 bits, as uint32. Each bit depends on all of `word`; no two words have the same hash."""
     word = word.to(tl.uint32)
     word = (word ^ (word >> 16)) * 0x85EBCA6B
     word = (word ^ (word >> 13)) * 0xC2B2AE35
@@ -599,17 +594,18 @@ def sample(logits, temperatures, seeds, positions):
     softmax(logits / temperature).
 
     noise = -log(-log(u)), u = (floor(bits / 2⁹) + 1/2) / 2²³, bits = mix(mix(mix(seed) ^ position) ^ token), where
-    `token` counts from 0 in the row. At temperature 0 there is no noise: the token with the largest logit, of equal
-    ones the first.
+    `token` counts from 0 in the row. At temperature 0 there is no noise: it is the token with the largest logit, the
+    first of them where several are equal.
 
     logits: [rows, vocabulary], float32, float16 or bfloat16, at least one row; any vocabulary from 1. Rows may lie any
         stride apart; in a row the numbers are neighbours. A logit may be -inf: that token may not be drawn. Each row
-        has a finite one; all these are below 66,000 in size. No NaN, no +inf.
+        has a finite one, and finite logits are below 66,000 in size. There is no NaN and no +inf.
     temperatures: float32 [rows], each 0, or from 0.01 to 100.
-    seeds, positions: int64 [rows], each from 0 to 2³² - 1. All three are contiguous, and each row has its own of each.
+    seeds, positions: int64 [rows], each from 0 to 2³² - 1. Each row has its own temperature, seed and position, and all
+        three tensors are contiguous.
     Returns: the tokens, int64 [rows]. Triton kernels do all of the work, PyTorch's own operations compute nothing, and
-        each logit is loaded once. Compute in float32: two scores that its rounding could exchange are never the largest
-        ones of a row.
+        each logit is loaded once. Compute in float32. Its rounding cannot change the answer: with noise, a row's two
+        largest scores are never that close.
     """
     # BEGIN SOLUTION
     rows, vocabulary = logits.shape
@@ -628,55 +624,52 @@ best_sample = check("16.2", sample).best
 # %% [markdown]
 # ## Filters, and how to do without sorting · deeper
 #
-# Users rarely want the whole distribution. Its long tail of unlikely tokens adds up, and one bad token spoils a text.
-# So requests carry *filters*:
+# Users rarely want the whole distribution. Its many unlikely tokens add up, and one bad token spoils a text. So
+# requests carry *filters*:
 #
 # - **top-k** keeps the k likeliest tokens.
-# - **top-p** keeps the likeliest tokens until they weigh p together.
+# - **top-p** keeps the likeliest tokens until their probabilities add up to p.
 # - **min-p** keeps tokens with at least this share of the likeliest one's probability.
 #
-# Two questions need an answer before you write a line:
+# Two questions need an answer before you write a line.
 #
-# **In which order?** Temperature first, because it changes the probabilities that top-p adds up. Then k and p: does p
-# count the whole distribution or what k has left? With probabilities .35, .25, .20, .05 and a tail, k = 4 and p = .82,
-# the sets differ. On the whole distribution, .35 + .25 + .20 = .80 is below .82, so the fourth token stays: four
-# tokens. Renormalised after top-k, the first three weigh .80 / .85 = .94, so three are enough. In SGLang some paths did
-# it one way and some the other ([sglang#36173](https://github.com/sgl-project/sglang/pull/36173)).
+# **In which order?** Temperature comes first, because it changes the probabilities that top-p adds up. Then k and p: is
+# p a share of the whole distribution, or of what k has left? Take probabilities .35, .25, .20, .05 and many smaller
+# ones, with k = 4 and p = .82. On the whole distribution, .35 + .25 + .20 = .80 is less than .82, so the fourth token
+# stays: four tokens. But the four tokens of top-k add up to .85, and the first three are .80 / .85 = .94 of that, so
+# three are enough. SGLang did it both ways, in different paths
+# ([sglang#36173](https://github.com/sgl-project/sglang/pull/36173)).
 #
 # **What about ties?** With [.4, .3, .3, 0] and k = 2, the edge falls between two equal tokens. If you keep every token
 # that is as likely as the last one, you keep three, and k is no limit any more
 # ([flashinfer#3774](https://github.com/flashinfer-ai/flashinfer/pull/3774)). You need a total order: by probability,
 # then by the token's number.
 #
-# Sorting 49,152 numbers to keep 50 of them moves each number many times. A *pivot* does without. It is a guess of the
-# edge: one pass over the row counts how many tokens lie above it, and how much they weigh. If too many lie above, the
-# edge is higher, and otherwise it is lower. With two pivots in each pass, an interval shrinks to a third if you place
-# them evenly.
+# Sorting 49,152 numbers to keep 50 of them moves each number many times. You don't need a sorted row. You need only the
+# *threshold*, the last probability that is kept. A *pivot* is a guess of it. One pass over the row counts how many
+# tokens lie above the pivot, and adds up their probabilities. If that is more than k or p allows, the threshold is
+# higher, and otherwise it is lower.
 #
-# After such a pass you know in which of three intervals the edge lies. Float32 has $2^{32}$ values, so plain halving
-# needs up to 32 passes, and thirds need $32 / \log_2 3 = 20.2$, so 21. Cleverer pivots need a few. FlashInfer draws a
-# token and takes its probability as the pivot ([FlashInfer's article](https://flashinfer.ai/2025/03/10/sampling.html)).
-# With p = 0.9, nine of ten first draws are already inside.
+# A float32 has 32 bits, so plain halving needs up to 32 passes. With two evenly placed pivots in each pass, the
+# interval shrinks to a third instead, which takes $32 / \log_2 3 = 20.2$, so 21 passes. Cleverer pivots need a few.
+# FlashInfer draws a token and takes its probability as the pivot ([FlashInfer's
+# article](https://flashinfer.ai/2025/03/10/sampling.html)). With p = 0.9, nine of ten first draws are already among the
+# tokens to keep.
 
 # %% [markdown]
-# **Top-k and top-p by pivots.** Top-k keeps the $k$ most likely tokens. Top-p then keeps the first of those, until they
-# weigh $p$ together. To find them you need no sorted row, but only the last probability that is kept: the *threshold*.
-# Keep two bounds between which it lies. In each round, place two pivots between them, count (for $k$) or weigh (for
-# $p$) what is at or above each pivot, and keep the third in which the threshold lies. Of $2^{24}$ places, 16 rounds
-# leave one.
-#
-# The order of the filters matters. Take (0.35, 0.25, 0.20, 0.05, …), $k = 4$, $p = 0.82$. Measured on all tokens, the
-# fourth is needed: 0.80 is too little. Measured on the four that $k$ left, which weigh 0.85, the limit is
-# $0.82 \cdot 0.85 = 0.697$, and three are enough. And equal probabilities need an order, or top-k keeps too many.
+# **Top-k and top-p without sorting.** Keep two bounds between which the threshold lies. In each round, place two pivots
+# between them, count (for $k$) or add up (for $p$) what is at or above each pivot, and keep the third in which the
+# threshold lies. There are $2^{24}$ places for it here, and 16 rounds leave one. In this exercise $p$ is a share of
+# what $k$ has left: for the four tokens above, the limit is $0.82 \cdot 0.85 = 0.697$.
 
 # %%
 # Exercise 16.3 · Top-k and top-p without sorting
 @triton.jit
 def threshold(keys, weights, least):
-    """The largest key t such that the weights of keys >= t are `least` or more together; keys int32, 0 to 2²⁴."""
+    """The largest key t such that the weights of keys >= t add up to `least` or more; keys int32, 0 to 2²⁴."""
     # BEGIN SOLUTION
-    low = tl.full([], 0, tl.int32)  # here they are
-    high = tl.full([], 16777217, tl.int32)  # and here no more
+    low = tl.full([], 0, tl.int32)  # from here on there is enough
+    high = tl.full([], 16777217, tl.int32)  # and from here on too little
     while high - low > 1:
         step = tl.maximum((high - low) // 3, 1)
         first, second = low + step, high - step
@@ -711,24 +704,24 @@ def keep_kernel(
     last = threshold(keys, weights, least)
     above = tl.sum(tl.where(keys > last, weights, 0.0), axis=0)
     equal = kept & (keys == last)
-    before = above + (tl.cumsum(equal.to(tl.float32), axis=0) - 1) * x  # of those that are equal
+    before = above + (tl.cumsum(equal.to(tl.float32), axis=0) - 1) * x  # right where `equal`
     kept = kept & ((keys > last) | (equal & (before < least)))
     tl.store(kept_pointer + row * vocabulary + token, kept, mask=inside)
     # END SOLUTION
 
 
 def keep(probabilities, k, p):
-    """Which tokens top-k, and then top-p, leave of each row.
+    """Which tokens of each row are left after top-k, and then top-p.
 
-    The order of a row's tokens: the larger probability first, of equal ones the lower index. Top-k keeps the first k of
-    them. S is the sum of what it kept. Top-p keeps the first of these, up to the one at which their sum reaches p · S:
-    that one is kept, too.
+    A row's tokens are ordered by probability, the largest first; among equal ones the lower index is first. Top-k keeps
+    the first k of them, whose sum is S. Top-p keeps the first of these, up to the one at which their sum reaches p · S.
+    That one is kept, too.
 
     probabilities: [rows, vocabulary], float32; at least one row, and a vocabulary from 1 to 4,096. Rows may lie any
         stride apart; in a row the numbers are neighbours. A row adds up to 1, and each probability is a multiple of
         2⁻²⁴ (0 is one), so float32 adds them exactly in any order.
     k: int64 [rows], each from 1 to the vocabulary and beyond.
-    p: float32 [rows], each above 0 and at most 1. Both are contiguous.
+    p: float32 [rows], each above 0 and at most 1. k and p are contiguous.
     Returns: bool [rows, vocabulary], contiguous: True for what is left. Triton kernels do all of the work. PyTorch's
         own operations compute nothing and sort nothing, and each probability is loaded once. p · S is either reached
         exactly, or differs from every sum by more than float32 rounds off.
@@ -747,51 +740,47 @@ def keep(probabilities, k, p):
 best_keep = check("16.3", keep).best
 
 # %% [markdown]
-# What does it bring? Someone compared FlashInfer's sampler with the former PyTorch path in vLLM, for 131,072 tokens. At
-# batch 64, top-k took 0.25 ms and before 0.80; at batch 128, 0.30 ms and before 2.0
+# What do pivots gain? In vLLM, FlashInfer's sampler was compared with the PyTorch path before it, for 131,072 tokens.
+# At batch 64, top-k took 0.25 ms instead of 0.80, and at batch 128, 0.30 ms instead of 2.0
 # ([vllm#40376](https://github.com/vllm-project/vllm/pull/40376); the card is not stated). The course's own sampler is
 # `course_lib/kernels/sampling/`, and `python -m course_lib bench sampling` measures all three on your GPU.
 #
 # ## Speculation's law
 #
-# At batch 1 a step reads all weights for one token. Its arithmetic units have nothing to do, so five tokens would take
-# hardly longer than one. But the second token depends on the first. *Speculation* guesses it. A cheap *draft* guesses
-# the next $k$ tokens, and one step of the model checks all of them at once.
+# At batch 1 a step reads all weights for one token. Its arithmetic units are nearly idle, so five tokens would hardly
+# take longer than one. But the second token depends on the first. *Speculation* guesses it: a cheap *draft* guesses the
+# next $k$ tokens, and one step of the model checks all of them at once.
 #
-# A draft may be a small model. It may also be a search: *prompt lookup* looks for an earlier place where the last two
-# or three tokens stood, and guesses that the same tokens follow. Answers repeat names, code and quotations, so this is
-# often right.
+# A draft may be a small model. It may also be a search: *prompt lookup* looks for an earlier place in the text where
+# the last two or three tokens stood, and guesses that the same tokens follow. Answers repeat names, code and
+# quotations, so this is often right.
 #
-# When may a guess stay? For greedy text, when it is what the model would have taken. For drawn text we want more: the
-# text must have *the same law* as without guesses, which means the same probability for each token at each place. Let
-# the draft draw its guess $x$ from probabilities $q$, and let the model's be $p$. The rule is:
+# When may a guess stay? For greedy text, when the model would have taken it. Drawn text must have *the same law* as
+# without guesses: the same probability for each token at each place. Let the draft draw its guess $x$ from
+# probabilities $q$, and let the model's be $p$. The rule is:
 #
-# - Accept $x$ with the chance $\min(1, p_x / q_x)$.
-# - If it is refused, draw a token from the *residual*: $\max(p - q, 0)$, divided by its sum. All later guesses are
-#   void.
-# - If all $k$ guesses are accepted, draw one more token from the model's last row. It costs nothing.
+# - Accept $x$ with the chance $\min(1, p_x / q_x)$. With $q_x = 0.5$ and $p_x = 0.3$ it stays six times in ten.
+# - If it is refused, draw a token in its place from the *residual*: $\max(p - q, 0)$, divided by its sum. All later
+#   guesses are dropped, because they follow a token that has gone.
+# - If all $k$ guesses are accepted, draw one more token from the model's last row. The step has computed that row
+#   anyway.
 #
 # The proof takes six lines. Look at one place, and at one token $t$:
 #
-# 1. The guess is $t$ and it stays: $q_t \cdot \min(1, p_t / q_t) = \min(q_t, p_t)$.
+# 1. The guess is $t$ and it stays with the chance $q_t \cdot \min(1, p_t / q_t) = \min(q_t, p_t)$.
 # 2. So some guess stays with the chance $\alpha = \sum_s \min(q_s, p_s)$, and it is refused with $1 - \alpha$.
-# 3. The residual sums to $\sum_s \max(p_s - q_s, 0) = \sum_s \big(p_s - \min(p_s, q_s)\big) = 1 - \alpha$.
-# 4. So it gives $t$, after a refusal, with the chance $\max(p_t - q_t, 0) / (1 - \alpha)$.
+# 3. $\max(p_s - q_s, 0) = p_s - \min(p_s, q_s)$, and over all tokens $s$ this adds up to $1 - \alpha$.
+# 4. So after a refusal it gives $t$ with the chance $\max(p_t - q_t, 0) / (1 - \alpha)$.
 # 5. Altogether $t$ comes with $\min(q_t, p_t) + (1 - \alpha) \cdot \max(p_t - q_t, 0) / (1 - \alpha)$.
 # 6. That is $\min(q_t, p_t) + \max(p_t - q_t, 0) = p_t$. ∎
 #
-# The draft's quality does not appear in the result. A bad draft costs time, and never changes the law.
+# The draft's quality does not appear in the result. A bad draft costs time, but it never changes the law.
 
 # %% [markdown]
-# **Which guesses may stay?** A cheap model guesses the next k tokens and draws each from its own probabilities q. The
-# large model then computes its probabilities p for all k + 1 places in one step. Go through the guesses in order.
-# Accept a guessed token x with the chance min(1, p(x) / q(x)). If q gives it 0.5 and p only 0.3, it stays six times in
-# ten. At the first refusal, draw another token in its place from max(p - q, 0), scaled so that the chances add up to 1,
-# and stop. If all k are accepted, draw one more token from p's last row.
-#
-# What is appended then has exactly the law of p, as if the large model had drawn every token itself. Your function is
-# judged by this law and not by luck: the check calls it for every draft and on a fine grid of uniforms, and adds up the
-# chances of all answers. It also tells you the *total variation*, half the sum of |chance - p| over the tokens.
+# **Accept or refuse.** Your function applies this rule to the guesses in order, up to the first refusal. It is judged
+# by the law of its tokens and not by luck: the check calls it for every possible draft, on a fine grid of uniforms, and
+# adds up the chances of all answers. It also tells you the *total variation*, half the sum of |chance - p| over the
+# tokens.
 
 
 # %%
@@ -809,12 +798,12 @@ def accept(
     draft_probabilities: q, float32 [k, vocabulary]. A row adds up to 1. It may be 1 on a single token, as where the
         guess was copied from the prompt, or be equal to p's row.
     target_probabilities: p, float32 [k + 1, vocabulary]. Row i is for the place of guess i, the last for the token
-        behind all guesses. It may be 0 where q is not.
-    uniforms: float32 [k + 1], independent, each between 0 and 1: uniforms[i] for the decision on guess i, the last for
-        the draw of the token that you append at the end.
-    Returns: a list of 1 to k + 1 tokens: the guesses that are accepted, then the one that is drawn. If q drew the
-    guesses, they have the law of p, and as many guesses are accepted as the rule above accepts. Which uniforms lead to
-    which token is up to you. No argument is changed.
+        after all guesses. It may be 0 where q is not.
+    uniforms: float32 [k + 1], independent, each between 0 and 1: uniforms[i] is for the decision on guess i, the last
+        one for the draw of the token that you append at the end.
+    Returns: a list of 1 to k + 1 tokens: the guesses that are accepted, then the one that is drawn. If the
+    guesses were drawn from q, these tokens have the law of p, and as many guesses are accepted as the rule above
+    accepts. Which uniforms lead to which token is up to you. No argument is changed.
     """
     # BEGIN SOLUTION
     tokens = []
@@ -835,10 +824,9 @@ def accept(
 best_accept = check("16.4", accept).best
 
 # %% [markdown]
-# How wrong are rules that look nearly right? With four tokens you need no luck to find out. You can add up all cases.
-# The cell takes $p$ = (.5, .3, .15, .05) and $q$ = (.2, .5, .2, .1), and computes what law a rule gives. The last
-# column is the *total variation*: half the sum of the differences from $p$. At 0.15, 15 of 100 tokens are not those
-# that the model would have written.
+# How wrong are rules that look nearly right? With four tokens you can add up all cases. The cell takes $p$ = (.5, .3,
+# .15, .05) and $q$ = (.2, .5, .2, .1), and computes the law of each rule. The last column is the total variation. At
+# 0.15, 15 of 100 tokens are not those that the model would have written.
 
 # %%
 target, draft = torch.tensor([0.5, 0.3, 0.15, 0.05]), torch.tensor([0.2, 0.5, 0.2, 0.1])
@@ -864,10 +852,10 @@ for name, result in rules.items():
     print(f"{name:36}{'  '.join(f'{share:.3f}' for share in result.tolist()):30}{distance:.2f}")
 
 # %% [markdown]
-# All four write fluent text. The last one was in published code
-# ([speculative-sampling#3](https://github.com/jaymody/speculative-sampling/issues/3)): the draft took its likeliest
-# token, so its real $q$ is 1 there, but the judge used the draft's softmax. Prompt lookup is right with the same rule,
-# because its guess has $q = 1$, and then $\min(1, p / q)$ is $p$.
+# All four rules write fluent text. The last one was in published code
+# ([speculative-sampling#3](https://github.com/jaymody/speculative-sampling/issues/3)): the draft always took its
+# likeliest token, so its real $q$ is 1 there, but the judge used the draft's softmax. Prompt lookup draws nothing
+# either. Its guess has $q = 1$, so the same rule accepts it with the chance $p$, and the law is right.
 #
 # **How many tokens does a step write?** Let each guess be accepted with the chance $a$. A step of $k$ guesses writes
 # one token, plus a second if the first guess is right, plus a third if two are right, and so on:
@@ -887,48 +875,45 @@ print("a = 0.8, one to five guesses:", ", ".join(f"{expected_tokens(0.8, k):.2f}
 draw_speculation(rates=(0.9, 0.8, 0.6, 0.3), costs=(0.0, 0.1, 0.25, 0.5), rate=0.8)
 
 # %% [markdown]
-# On the left, more guesses bring less and less: at $a = 0.8$ no number of them writes more than 5 tokens a step. On the
-# right a guess costs $c$ of a step of the model, and the text comes
-# $\frac{1 - a^{k+1}}{(1 - a)(1 + k c)}$ times as fast. With a draft of half the model's cost, three guesses gain a
-# sixth and ten guesses lose. So speculation loses in four cases:
+# On the left, each further guess gains less: at $a = 0.8$ no number of guesses writes more than 5 tokens a step. On the
+# right, a guess costs the share $c$ of a step of the model, and the text comes $\frac{1 - a^{k+1}}{(1 - a)(1 + k c)}$
+# times as fast. With a draft of half the model's cost, three guesses gain 18 % and ten guesses lose. So speculation
+# loses in four cases:
 #
 # - **The guesses are bad.** With prompt lookup and $k = 4$, SmolLM2 repeated a paragraph in 11 steps instead of 37, and
 #   wrote code in 26 instead of 60. A story, which repeats little, took 46 instead of 60 (measured on a CPU, November
 #   2026).
-# - **The draft is dear.** It has layers and launches of its own.
-# - **The batch is large.** A step of the model is free for more tokens only as long as it is limited by bytes. On an
-#   H100 some 300 rows in 16 bits are nearly free (989 TFLOP/s over 3.35 TB/s, by its datasheet). With 64 users and four
-#   guesses each there are 320.
-# - **The step leaves its graph.** For a model with experts, guesses of which 99 % were accepted made it 11 to 73 %
-#   slower, because the checking step was launched kernel by kernel
+# - **The draft is expensive.** It has layers and launches of its own.
+# - **The batch is large.** More tokens in a step are nearly free only while the step is limited by bytes. On an H100
+#   that holds up to some 300 rows in 16 bits (989 TFLOP/s over 3.35 TB/s, by its datasheet). With 64 users and four
+#   guesses each, there are 320.
+# - **The step leaves its graph.** For a model with experts, guesses made it 11 to 73 % slower although 99 % of them
+#   were accepted, because the checking step was launched kernel by kernel
 #   ([imp#781](https://github.com/kekzl/imp/issues/781)).
 #
-# The law is the same, but the bytes of a greedy text may change. A step of five rows may use another kernel than a step
-# of one, which adds up in another order. If two tokens are nearly equally likely, the other one may then win.
+# The law is the same, but a greedy text may still change. A step of five rows may use another kernel than a step of
+# one, and it adds up in another order. If two tokens are nearly equally likely, the other one may then win.
 #
 # ## Checking in one reading · deeper
 #
-# The check runs $k + 1$ tokens of each user through the model: the newest token and its $k$ guesses. Their products
-# read each weight once. What about attention? All $k + 1$ queries of a user read the same cache. Called as $k + 1$
-# sequences of decode, they read it $k + 1$ times. For SmolLM2 at 1,000 tokens these are 115 MB with four guesses
-# instead of 23.
+# The checking step runs $k + 1$ tokens of each user: the newest token and its $k$ guesses. Their matrix products read
+# each weight once. What about attention? All $k + 1$ queries of a user read the same cache. A kernel for decode, called
+# once for each query, would read it $k + 1$ times. For SmolLM2 at 1,000 tokens and four guesses, that is 115 MB instead
+# of 23.
 #
-# So they belong into one tile, as the query heads of a group did in chapter 07. A tile of 16 rows holds 5 queries of 3
-# heads each. There is one difference: a group's heads all see the same keys, but the queries here stand at different
-# positions. A guess sees itself, the guesses before it and the whole text, so each row of the tile has its own end.
-# Most tiles of keys lie before all of these ends and need no mask.
+# So the queries belong in one tile, as the query heads of a group did in chapter 07. A tile of 16 rows holds 5 queries
+# of 3 heads each. There is one difference: the heads of a group all see the same keys, but these queries stand at
+# different positions. A guess sees itself, the guesses before it and the whole text, so each row of the tile has its
+# own end. Most tiles of keys lie before all of these ends and need no mask.
 #
 # The traps are those of any paged kernel with a causal mask. The mask counts from the end of the sequence. The pages
-# behind the end may hold another user's keys. And if the queries' own keys are written to the cache before the call,
+# after the end may hold another user's keys. And if the queries' own keys are written to the cache before the call,
 # they must not be counted twice.
 
 # %% [markdown]
-# **Several queries, one reading · deeper.** To check k guesses the model runs them behind the newest token: k + 1
-# tokens in one step. Their keys are written into the pages first. Then each of the k + 1 queries attends to the whole
-# text, and to the guesses up to its own. A kernel for decode, called k + 1 times, would read all pages k + 1 times.
-# But the queries of a sequence need the same pages, so a tile can hold all of them: its rows are pairs of a query and
-# a head. With 5 queries and groups of 3 heads these are 15 rows, which the tensor cores multiply as fast as one. Only
-# the mask differs from row to row: of `length` keys, query i sees length - (k + 1) + i + 1.
+# **Several queries, one reading.** The rows of your tile are pairs of a query and a head. With 5 queries and groups of
+# 3 heads these are 15 rows, which the tensor cores multiply as fast as one. The keys of the k + 1 tokens are already in
+# the pages, and `length` counts them. So query i sees length - (k + 1) + i + 1 keys.
 
 
 # %%
@@ -993,22 +978,22 @@ def verify_attention(
     block_table: torch.Tensor,
     lengths: torch.Tensor,
 ) -> torch.Tensor:
-    """Attention of the newest token and k guesses of each sequence to its pages, in one launch.
+    """Attention of each sequence's newest token and its k guesses to the sequence's pages, in one launch.
 
     query: [batch, k + 1, query_heads, head_dim], float32 or float16, contiguous; k + 1 from 1 to 8, head_dim 16, 32, 64
         or 128. Query 0 of a sequence is its newest token, the others are the guesses in their order.
     key_pages, value_pages: [pages, key_heads, page_size, head_dim], of query's dtype, contiguous; page_size 16, 32, 64
         or 128. query_heads is key_heads · group, group from 1 to 8: query head h reads KV head h // group.
-    block_table: int32 [batch, max_blocks], any row stride: the page of tokens i · page_size and following of a sequence
-        at [sequence, i], in any order.
-    lengths: int32 [batch], the tokens of each sequence in the cache, the k + 1 new ones included: at least k + 1.
-    What a length doesn't reach, entries of the table and slots of pages, may hold anything, NaN too.
+    block_table: int32 [batch, max_blocks], any row stride. Entry [sequence, i] is the page of the sequence's tokens
+        from i · page_size on. The pages of a sequence may lie in any order.
+    lengths: int32 [batch], the tokens of each sequence in the cache, with the k + 1 new ones: at least k + 1.
+    Entries of the table and slots of pages that a sequence's length doesn't reach may hold anything, NaN too.
     Returns: [batch, k + 1, query_heads, head_dim], of query's dtype and contiguous. Query i of a sequence sees its
     first length - (k + 1) + i + 1 keys, and scores are scaled by 1/√head_dim.
 
     The kernel loads each key and value that a length reaches once, for all k + 1 queries and all query heads of a KV
-    head. It may move 5 % more bytes than that needs, with 4 bytes for each key's page number. PyTorch may allocate no
-    tensor with more elements than the output.
+    head. It may move 5 % more bytes than this needs, counting 4 bytes for each key's page number. PyTorch may allocate
+    no tensor with more elements than the output.
     """
     # BEGIN SOLUTION
     batch, queries, query_heads, head_dim = query.shape
@@ -1031,17 +1016,18 @@ best_verify_attention = check("16.5", verify_attention).best
 # ## Prefixes in a tree · deeper
 #
 # Many prompts begin alike. A chat sends its whole history again with each question, and all chats of one product begin
-# with the same instructions. The keys and values of a token depend only on the tokens up to it, so two requests that
-# begin alike can share the pages of what they have in common. Chapter 06 shared pages by a hash of their contents. A
-# *radix tree* also knows which page stands behind which.
+# with the same instructions. The keys and values of a token depend only on the tokens up to it, so such requests can
+# share the pages of their common beginning. Chapter 06 found shared pages by a hash of their contents. A *radix tree*
+# also knows which page follows which.
 #
-# An edge of the tree carries a run of whole pages and their tokens, and the way from the root to a node spells a
+# An edge of the tree carries one or more whole pages and their tokens, and the path from the root to a node spells a
 # beginning. Three operations are enough:
 #
 # - **Match** walks down along the prompt. If it must stop inside an edge, it splits that edge at a page's end.
-# - **Lock and unlock.** A request locks the whole way up to the root, because its pages need everything before them.
-# - **Evict** gives back pages when memory is short: always of a leaf, always without a lock, and the one that was used
-#   longest ago first. A page in the middle would cut off all that stands behind it.
+# - **Lock and unlock.** A request locks the pages that it reads. It locks the whole path up to the root, because its
+#   pages need everything before them.
+# - **Evict** gives back pages when memory is short. It takes only leaves without a lock, and of these the one that was
+#   used longest ago. Without a page in the middle, nothing after it could be found.
 #
 # The next cell sends a chat of six questions: 192 tokens of instructions, questions of 40 tokens, answers of 100. It
 # counts how many tokens of prompts the model must run, without the tree and with it. **Predict** the ratio.
@@ -1067,41 +1053,36 @@ print(f"prompts: {without_tree:,} tokens without the tree, {with_tree} with it; 
 measured("16 prompt tokens of a chat, without the tree over with it", without_tree / with_tree, "times")
 
 # %% [markdown]
-# The longer the chat, the larger the ratio, because without the tree the prompts grow with each turn. Mistakes in such
-# a tree are of a bad kind: a page that is given away too early holds somebody else's text. In one engine, the loop that
-# locks stepped to the parent before it locked, so the node in use stayed unlocked
+# The longer the chat, the larger the ratio, because without the tree the prompts grow with each turn. A mistake in such
+# a tree is a bad one: a page that is given away too early holds somebody else's text. In one engine, the loop that
+# locks stepped to the parent first, so the node in use stayed unlocked
 # ([mini-sglang#52](https://github.com/sgl-project/mini-sglang/pull/52)). In another, splitting a node left out one
 # update of a counter, and the cache believed that it had -3 tokens to give away
 # ([mllm#656](https://github.com/UbiquitousLearning/mllm/pull/656)).
 
 # %% [markdown]
-# **Prefixes in a tree · deeper.** Each node of the tree is a cached page with the tokens in it. The way from the root
-# to a node reads the beginning of a text, and its pages hold the keys and values of that beginning. While a request
-# reads pages, they are *locked*, from the first to the last. When memory is needed, pages go from the ends of the tree,
-# and those that were used longest ago go first.
+# **Prefixes in a tree.** The class `Node` below holds one page, so no node is ever split. You may also keep a run of
+# pages in a node. When it is split, both parts keep its locks and its last use.
 #
-# Two requests may compute the same page at the same time. The tree keeps the page that came first. The other one is a
-# *duplicate*: it goes back to the caller, whose table names the cached page before the duplicate is free.
-#
-# Production trees keep a run of pages in one node, a *radix tree*. Where a text ends or turns off inside a run, the
-# node is split, and both parts keep its locks and its last use. You may do it either way.
+# If two requests compute the same page at the same time, the tree keeps the page that came first. The other one is a
+# *duplicate*: it goes back to the caller, who puts the cached page into the block table before the duplicate is freed.
 
 # %%
 # Exercise 16.7 · Prefixes in a tree
 class Node:
-    """One cached page, for the tree below. You need not take it: how you keep pages is your choice."""
+    """One cached page, for the tree below. You need not use it: how you keep pages is your choice."""
 
     def __init__(self, page=None):
-        self.page, self.behind = page, {}  # behind: the tokens of the next page -> its node
+        self.page, self.behind = page, {}  # behind: tokens of a next page -> its node
         self.locks, self.used = 0, 0
 
 
 class PrefixCache:
     """Finds the pages that hold the keys and values of a text's beginning.
 
-    Texts are lists of tokens, whole numbers, and may be empty. Pages are whole numbers. Only whole pages are cached: of
-    page_size tokens, at least 1, from a multiple of page_size on. A page belongs to those texts alone that are the same
-    from their first token to the page's end. The caller may change all lists that it gave and got.
+    Texts are lists of tokens, which are whole numbers, and may be empty. Pages are whole numbers, too. Only whole pages
+    are cached. Each holds page_size tokens, at least 1, from a multiple of page_size on. A page belongs only to texts
+    that are equal from the first token to the page's end. The caller may change all lists that it gave and got.
     """
 
     def __init__(self, page_size):
@@ -1122,7 +1103,7 @@ class PrefixCache:
         # END SOLUTION
 
     def match(self, tokens):
-        """The pages of the longest beginning of these tokens that is cached, as a list in order; they are used now."""
+        """The pages of the longest cached beginning of these tokens, as a list in order. This counts as their use."""
         # BEGIN SOLUTION
         self.clock += 1
         nodes = self.path(tokens)
@@ -1132,10 +1113,11 @@ class PrefixCache:
         # END SOLUTION
 
     def insert(self, tokens, pages):
-        """Cache the pages of these tokens, len(tokens) // page_size of them. All of this beginning is used now.
+        """Cache the pages of these tokens, len(tokens) // page_size of them. This counts as a use of all of them.
 
-        Where a page is cached already, that one stays. Returns the duplicates in order: those of `pages` in whose place
-        another page was cached. One of `pages` may be the cached page itself, which `match` gave: it is no duplicate.
+        Where another page is cached already, that one stays, and is used now. Returns the duplicates in order: those of
+        `pages` in whose place another page was cached. One of `pages` may be the cached page itself, from `match`: it
+        is no duplicate.
         """
         # BEGIN SOLUTION
         self.match(tokens)
@@ -1148,7 +1130,7 @@ class PrefixCache:
         # END SOLUTION
 
     def lock(self, tokens):
-        """Lock each page of these tokens' whole pages once more. All of them are cached. This does not count as use."""
+        """Lock each whole page of these tokens once more. All of them are cached. This does not count as a use."""
         # BEGIN SOLUTION
         for node in self.path(tokens):
             node.locks += 1
@@ -1173,10 +1155,10 @@ class PrefixCache:
         # END SOLUTION
 
     def evict(self, count):
-        """Give up `count` pages, at least 1; or all that are not locked, where these are fewer. Returns a list of them.
+        """Give up `count` pages, at least 1; or all that are not locked, if these are fewer. Returns a list of them.
 
-        They go one after the other: each time it is the page that was used longest ago, of those that are not locked
-        and behind which no page is cached.
+        They are given up one after the other: each time the page that was used longest ago, of those that are not
+        locked and have no cached page after them.
         """
         # BEGIN SOLUTION
         gone = []
@@ -1203,10 +1185,10 @@ BestPrefixCache = check("16.7", PrefixCache).best
 # %% [markdown]
 # ## Products for few rows · deeper
 #
-# A layer's time in decode goes into its matrix products. With 1 to 64 users they have 1 to 64 rows. For each weight of
-# two bytes a product does two FLOPs a row. So it does as many FLOPs for each byte as it has rows. An H100 can do 295
-# FLOPs in the time in which it reads a byte. Below 295 rows, a product is a *read* of its weights. The next cell puts
-# numbers to that, for a matrix of 2048 × 2048.
+# In decode, most of a layer's time goes into its matrix products. With 1 to 64 users they have 1 to 64 rows. For each
+# weight of two bytes, a product does two FLOPs a row. So it does as many FLOPs for each byte as it has rows. An H100
+# can do 295 FLOPs while it reads a byte. So with fewer than 295 rows, a product takes as long as it takes to *read* its
+# weights. The next cell computes this for a matrix of 2048 × 2048.
 
 # %%
 from course_lib.hardware.datasheets import DATASHEETS
@@ -1220,27 +1202,23 @@ for rows in (1, 8, 64, 256, 1024):
           f"{format_seconds(flops / sheet.matmul_rate['float16']):>11}{-(-rows // 64) * 2048 // 128:>20}")
 
 # %% [markdown]
-# Two things follow. First, the best time for 1 row and for 64 rows is the same, 2.5 µs. Second, the last column is a
-# problem. With at most 64 rows there are 16 tiles of results, and an H100 has 132 multiprocessors. 116 of them would
-# have nothing to do, and the 16 others cannot read 3.35 TB/s.
+# So the best time for 1 row and for 64 rows is the same, 2.5 µs. The last column shows a problem. With at most 64 rows
+# there are 16 tiles of results, and an H100 has 132 multiprocessors. 116 of them would have nothing to do, and the
+# other 16 cannot read 3.35 TB/s.
 #
 # You know this problem from chapter 08, and the remedy is the same. Cut the width, over which a product sums, into
-# parts, give each part to a program of its own, and add up what they leave. For a product this is called *split-K*.
-# With 8 parts there are 128 programs. What they leave costs something: 64 rows of 2048 float32 numbers are 0.5 MB a
-# part, beside 8.4 MB of weights. At one row it is next to nothing.
+# parts, give each part to a program of its own, and add up their results. For a product this is called *split-K*. With
+# 8 parts there are 128 programs. Their results cost something: with 64 rows, each part is 64 × 2048 float32 numbers, or
+# 0.5 MB, beside 8.4 MB of weights. With one row it is next to nothing.
 #
-# A second detail: `tl.dot` needs at least 16 rows on a GPU, so a product with one row wastes 15 of 16 FLOPs. That is no
-# loss here, because FLOPs are not what limits it.
+# `tl.dot` needs at least 16 rows on a GPU, so with one row 15 of 16 FLOPs are wasted. That is no loss, because FLOPs
+# are not the limit here.
 
 # %% [markdown]
-# **A product for few rows · deeper.** With 1 to 64 rows, a product reads every number of the weight for a few FLOPs
-# each. It takes as long as reading the weight takes, so the whole card has to read all the time. A weight of 576 rows
-# has 18 tiles of 32 rows. With a program for each tile, 18 of an H100's 132 multiprocessors work.
-#
-# So you cut the width into parts too. Each program multiplies one tile by its own part of the width, and the parts are
-# added: by a second kernel over a workspace [parts, rows, out], or by atomic additions into float32 memory that was
-# filled with zeros. Each number of the weight is still read once, by one program. Therefore a program must take all
-# rows of x. The tensor cores ask for at least 16 rows, so it pads them with zeros, to 16, 32 or 64.
+# **A product for few rows.** Each number of the weight is read once, by one program, so a program takes all rows of x,
+# padded with zeros to 16, 32 or 64. The parts are added either by a second kernel over a workspace [parts, rows, out],
+# or by atomic additions into float32 memory that was filled with zeros. In SmolLM2 a weight of 576 rows has 18 tiles of
+# 32 rows, far too few without parts.
 
 # %%
 # Exercise 16.8 · A product for few rows
@@ -1292,11 +1270,11 @@ def few_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     contiguous.
     Returns: [rows, out] in their dtype. All sums are float32, and rounded once at the end.
 
-    Kernels alone multiply and add; PyTorch may make memory, fill it with zeros, and convert the result's dtype. No
-    number of the weight is loaded twice, in all programs together. Beside the weight, x and the result there are at
+    Only kernels multiply and add. PyTorch may allocate memory, fill it with zeros, and convert the result's dtype. No
+    number of the weight is loaded twice, by all programs together. Beside the weight, x and the result there are at
     most 64 parts of rows · out float32 numbers, each stored once and loaded once, or added atomically. The largest
     launch has at least 64 programs, or one for each 4,096 numbers of the weight where these are fewer. On a GPU,
-    8 rows by a weight [2048, 16384] take no longer than 1.25 times as long as torch's own product.
+    8 rows by a weight [2048, 16384] take at most 1.25 times as long as torch's own product.
     """
     # BEGIN SOLUTION
     (rows, width), out = x.shape, weight.shape[0]
@@ -1324,19 +1302,19 @@ best_few_rows = check("16.8", few_rows).best
 #
 # A server is judged by a few numbers:
 #
-# - **Time to first token.** It includes the queue and the prefill. A user waits for it in front of an empty page.
+# - **Time to first token.** It includes the queue and the prefill. A user spends it in front of an empty page.
 # - **Time per token.** It decides whether text comes faster than one can read.
 # - **Throughput.** All tokens of all users in a second. It decides what a token costs. No single user notices it.
-# - **Goodput.** Only the requests that ended within their *deadline* count. A server that is busy and late has
+# - **Goodput.** Only the requests that ended within their *deadline* count. A server that is busy but always late has
 #   throughput and no goodput.
 #
-# Each of them is reported over many requests, and a mean hides those who waited longest. So one also reports the *p99*,
+# Times are reported over many requests, and a mean hides those who waited longest. So engines also report the *p99*,
 # the value that 99 of 100 requests do not exceed. With 40 requests it is the longest.
 #
 # The next cell shows how much a mean can hide. It sends 40 requests to the course's engine with chapter 05's small
 # model, at random moments, about as fast as the engine can serve them. Each wants 12 bytes within 40 steps, and at most
 # four run at a time. The unit of time is a step, so the numbers are the same on every machine. The second run differs
-# in one thing: the sixth request has a lower priority, so all others may go before it. **Predict** how many times as
+# in one thing: the sixth request has a lower priority, so all others may overtake it. **Predict** how many times as
 # long as the mean this request waits.
 
 # %%
@@ -1350,7 +1328,7 @@ book = tiny_text()
 
 
 def served(later):
-    """The metrics of a run; `later`: whether everybody may go before the sixth request."""
+    """The metrics of a run. later: whether all others may overtake the sixth request."""
     draw, arrival, coming, now = random.Random(0), 0.0, [], 0
     for number in range(40):
         arrival += draw.expovariate(1 / 2.2)
@@ -1370,34 +1348,34 @@ def served(later):
 
 waits = {}
 print(f"{'':34}{'mean':>6}{'p50':>6}{'p99':>6}{'tokens a step':>15}{'in time':>10}")
-for name, later in (("in order of arrival", False), ("the sixth request may wait", True)):
+for name, later in (("in order of arrival", False), ("all may overtake the sixth request", True)):
     metrics = served(later)
     report, waits[name] = metrics.report(), [times.to_first for times in metrics.times.values()]
     in_time = sum(times.in_time for times in metrics.times.values())
     print(f"{name:34}{statistics.fmean(waits[name]):>6.1f}{report['to first p50']:>6.0f}{report['to first p99']:>6.0f}"
           f"{report['tokens a second']:>15.2f}{in_time:>7} / 40", flush=True)
-starved = waits["the sixth request may wait"]
+starved = waits["all may overtake the sixth request"]
 print(measured("16 longest wait over the mean wait", max(starved) / statistics.fmean(starved), "times"))
 draw_waits(waits, "steps")
 
 # %% [markdown]
-# The sixth request waits 106 steps. The mean is 8.1 in both runs, to the digit. That is no accident. The engine serves
-# one request as well as another, so what one of them loses, the others gain, and the sum stays the same. The median has
-# even become better. The throughput has not changed, and one request of 40 misses its deadline. If you had looked at
-# the mean, the median and the throughput, you would have called the second run an improvement.
+# The sixth request waits 106 steps. The mean is 8.1 in both runs, to the digit. That is no accident. All requests here
+# are equally long, so what one of them loses, the others gain, and the sum stays the same. The median has even become
+# better. The throughput has not changed, and one request of 40 misses its deadline. By these numbers you would have
+# called the second run an improvement.
 #
-# So look at the longest wait as well, and ask of each request whether it can be overtaken without end. One remedy is
-# *aging*: the longer a request has waited, the higher its priority becomes.
+# So look at the longest wait as well, and check whether a request can be overtaken without end. One remedy is *aging*:
+# the longer a request has waited, the higher its priority becomes.
 #
-# Means can be wrong in a simpler way, too. A rate of transfers divided all bytes by the time of the last chunk, and
+# A rate can be plainly wrong, too. One engine divided all bytes of a transfer by the time of its last chunk, and so
 # reported more than 100 GB/s on a network of 50 ([sglang#31993](https://github.com/sgl-project/sglang/pull/31993)).
 
 # %% [markdown]
 # ## Finale: your kernels take the model over
 #
-# You have written every part of an engine's step by now, each in a notebook of its own. Here they take one model over,
-# one after another. `earlier("7.5")` finds the newest answer of yours that passed the check of 7.5, whichever notebook
-# you wrote it in. Where there is none, the course's own stands in. The next cell says for each exercise whose is used.
+# The parts of an engine's step that you have written, each in a notebook of its own, now take one model over, one after
+# another. `earlier("7.5")` finds your newest answer that passed the check of 7.5, in whichever notebook you wrote it.
+# If there is none, the course's own answer is used. The next cell says for each exercise whose answer it is.
 
 # %%
 from course_lib.checker.notebook.earlier import earlier
@@ -1408,32 +1386,30 @@ for one in found.values():
     print(one)
 
 # %% [markdown]
-# At the start PyTorch computes everything, and there is no cache, so every new token runs the whole text again. Then
-# one part after another is switched on, and stays on:
+# At the start PyTorch computes everything. There is no cache, so every new token runs the whole text again. Then one
+# part after another is switched on, and stays on:
 #
 # - **Attention in tiles** (4.5) computes attention for all tokens of the text.
-# - **A cache of rows** (5.3 and 5.5): from here on a run of the model takes the newest token alone.
+# - **A cache of rows** (5.3 and 5.5): from here on a run of the model takes only the newest token.
 # - **Pages** (6.2 to 6.5) hold the cache instead. Your kernel of 6.5 reads them once for each query head of a group.
 # - **Each key read once** (7.5): your grouped kernel knows no pages, so the cache lies in rows again for this line.
 # - **Splits, on pages** (8.5): grouped heads, pages and splits in one kernel.
 # - **Addition and norm fused** (13.2), **rotation in place** (13.3), which also makes Q, K and V one product, and **the
 #   draw** (16.2), here at temperature 0.
-# - **Products for few rows** (16.8), in float16, instead of PyTorch's. A published model's weights have 16 bits anyway.
-# - **Guesses** (16.4 and 16.5). Prompt lookup looks for the last two or three tokens earlier in the text and proposes
-#   what stood behind them. The model runs up to four such guesses behind the newest token, your kernel of 16.5 reads
-#   the pages once for all of them, and your `accept` keeps those that are right. The prompt repeats itself, which suits
-#   prompt lookup best. Most answers repeat less, and gain less.
+# - **Products for few rows** (16.8) replace PyTorch's, in float16. A published model's weights have 16 bits anyway.
+# - **Guesses** (16.4 and 16.5). Prompt lookup guesses up to four tokens, your kernel of 16.5 reads the pages once for
+#   the newest token and all guesses, and your `accept` keeps the guesses that are right. The prompt repeats itself,
+#   which suits prompt lookup. Most answers gain less.
 #
 # Each line writes the same answer, the most likely token each time. The table says whether the tokens are those of the
 # line before. If one of your functions is wrong, you see at which token. On a GPU tokens may also differ where two were
-# nearly equally likely, because another kernel adds up in another order. "A token" is the time of each token behind the
-# first run, and "tokens run" says how many tokens ran through the model for the answer, and in how many runs.
+# nearly equally likely, as above. "A token" is the time of each token after the first run, and "tokens run" says how
+# many tokens ran through the model for the answer, and in how many runs.
 #
 # SmolLM2 is fetched only if you set `REAL_MODEL = True`: 93 MB, once. Otherwise chapter 05's small model writes.
-# Without a GPU your kernels run in Triton's interpreter, and only in the model's first layer. Their times then say how
-# long the interpreter takes and nothing about a GPU. The columns to look at are the tokens: whether they are the same,
-# and how many ran. **Predict** two numbers: with ten tokens to write behind a prompt of 39, how many tokens run without
-# a cache? And how many with one?
+# Without a GPU your kernels run in Triton's interpreter, and only in the model's first layer. Their times then say
+# nothing about a GPU, so look at the tokens: whether they are the same, and how many ran. **Predict** two numbers: with
+# ten tokens to write after a prompt of 39, how many tokens run without a cache? And how many with one?
 
 # %%
 REAL_MODEL = False
@@ -1444,13 +1420,12 @@ print(f"\n{asked.question}\n    {asked.text(rows[-1].tokens)}")
 
 # %% [markdown]
 # With the small model and ten tokens, the runs without a cache take 39, 40, … 48 tokens, 435 in all. With a cache the
-# prompt runs once, and then every token but the last runs once: 39 + 9 = 48. Guesses do not change how many tokens the
-# answer has. They change how many runs it takes, because a run that reads all weights once can now give several tokens.
-# (A wrong guess runs in vain.)
+# prompt runs once, and then every new token but the last runs once: 39 + 9 = 48. With guesses the answer takes fewer
+# runs, because one run can now give several tokens. Refused guesses have run too, so they are counted.
 #
-# Where does a token's time go, before and after? The next cell writes the answer twice more, once with PyTorch alone
-# and once with everything switched on, and takes the time of each kind of work. On a GPU these are the times of the
-# kernels alone, by `torch.profiler`. In the rest of a token's time the GPU waits, mostly for the next launch.
+# Where does a token's time go? The next cell writes the answer twice more, with PyTorch alone and with everything
+# switched on, and takes the time of each kind of work. On a GPU `torch.profiler` takes the times of the kernels alone.
+# The rest of a token's time is waiting, mostly for the next launch.
 
 # %%
 from course_lib.figures.serving.token_time import draw_token_time
@@ -1459,11 +1434,10 @@ from course_lib.serving.token_time import before_and_after
 draw_token_time(before_and_after(asked, rows))
 
 # %% [markdown]
-# On a GPU expect most of both bars to be waiting. A model of 135 million parameters has little to compute for a token,
-# but each of its 30 layers takes more than a dozen launches, and each launch takes the host some microseconds. Fewer
-# and larger kernels help, and so do guesses, because a run's launches then give several tokens. What is left is what
-# chapter 14's graphs remove. The course's engine has all of it: packed weights, fused kernels, and each step captured
-# as a graph.
+# On a GPU expect most of both bars to be waiting. SmolLM2 has little to compute for a token. But each of its 30 layers
+# takes more than a dozen launches, and each launch takes the host some microseconds. Fewer and larger kernels help, and
+# so do guesses, because a run's launches then give several tokens. Chapter 14's graphs remove the rest. The course's
+# engine has all of it: packed weights, fused kernels, and each step of decode captured as a graph.
 #
 # The last cell opens a chat on that engine. It needs a GPU and `REAL_MODEL = True`.
 
@@ -1488,7 +1462,7 @@ else:
 # | an engine of your own | |
 # |---|---|
 # | wins | a step at batch 1: 966 µs against 1,669 of `transformers` compiled (measured, as above) |
-# | loses | guesses in new text: 46 steps instead of 60, of which each costs more (measured on a CPU) |
+# | loses | guesses in new text: 46 steps instead of 60, but each of them costs more (measured on a CPU) |
 # | falls back | a step with a prompt or with guesses fits no graph, and is launched kernel by kernel |
 # | trap | a hash divided by $2^{32}$ in float32: infinite noise once in 683 tokens (derived) |
 #
@@ -1515,7 +1489,7 @@ self_check(
     f"One: {expected_tokens(0.6, 1):.2f} / 1.1 = {one:.2f} times as fast. Three: {expected_tokens(0.6, 3):.2f} / 1.3 = "
     f"{three:.2f}. So three are better, by a little.",
     "No: the noise is a function of seed, position and token. It would be a mistake if their seeds differed.",
-    "How long did the longest wait, and did everybody end within the deadline?",
+    "How long did the longest request wait, and did all of them end within the deadline?",
 )
 
 # %% [markdown]
@@ -1525,41 +1499,39 @@ self_check(
 #
 # - **vLLM** gives each step one budget, `max_num_batched_tokens`. The default in its [scheduler's
 #   configuration](https://docs.vllm.ai/en/stable/api/vllm/config/scheduler/) is 2,048 tokens and 128 sequences, and the
-#   server sets other values for a real card. Requests are served in order of arrival or by priority. One that loses its
-#   pages is recomputed.
+#   server sets other values for a real card. Requests are served in order of arrival or by priority, and a preempted
+#   one is recomputed.
 # - **SGLang** keeps prefixes in a radix tree ([arXiv 2312.07104](https://arxiv.org/abs/2312.07104)), and one of its
 #   [policies](https://mintlify.com/sgl-project/sglang/concepts/architecture) serves the request with the longest known
-#   prefix first. That saves work, but a request with an unknown beginning may be overtaken again and again.
-# - **TensorRT-LLM** calls continuous batching *in-flight batching*. Its
-#   [documentation](https://nvidia.github.io/TensorRT-LLM/features/disagg-serving.html) describes *disaggregated
+#   prefix first. That saves work, but an unknown beginning may be overtaken again and again.
+# - **TensorRT-LLM** [describes](https://nvidia.github.io/TensorRT-LLM/features/disagg-serving.html) *disaggregated
 #   serving*: prompts run on some GPUs and decodes on others, so that a prompt cannot hold up anybody's next token. The
 #   pages of the cache are sent between them.
 # - **Is that faster?** vLLM's [page about it](https://docs.vllm.ai/en/latest/features/disagg_prefill/) says plainly
 #   that it does not improve throughput. It lets you tune the time to the first token and the time per token separately.
-#   And both sides must agree on the layout of a page. In one case the kernels that sent pages took them as [head,
-#   slot], while they lay as [slot, head], and the answers were wrong
-#   ([TensorRT-LLM#6507](https://github.com/NVIDIA/TensorRT-LLM/issues/6507)).
+#   Both sides must agree on the layout of a page. In one case pages that lay as [slot, head] were sent as [head, slot],
+#   and the answers were wrong ([TensorRT-LLM#6507](https://github.com/NVIDIA/TensorRT-LLM/issues/6507)).
 # - **Trees of guesses.** EAGLE and others guess several continuations at once, as a tree. A node sees the text and its
-#   own ancestors, and its position is its parent's plus one. A causal triangle is not enough as a mask, because
-#   siblings must not see each other. SGLang's
+#   own ancestors, and its position is its parent's plus one. Siblings must not see each other, so a causal triangle is
+#   not enough as a mask. SGLang's
 #   [documentation](https://mintlify.com/sgl-project/sglang/advanced/speculative-decoding) names 158 tokens a second for
 #   Llama-3.1-8B on one H100, 244 with EAGLE-2 and 373 with EAGLE-3.
 #
-# **In this library.** `python -m course_lib serve` is the course's engine at OpenAI's addresses, `chat` the same in a
-# terminal, and `python -m course_lib bench engine` measures its step on your GPU.
+# **In this library.** `python -m course_lib serve` is the course's engine behind OpenAI's interface, `chat` is the same
+# in a terminal, and `python -m course_lib bench engine` measures its step on your GPU.
 #
 # ## Papers
 #
 # - Yu et al.: *Orca: A Distributed Serving System for Transformer-Based Generative Models*, OSDI 2022: continuous
 #   batching.
-# - Agrawal et al.: *Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve*,
-#   [arXiv 2403.02310](https://arxiv.org/abs/2403.02310): chunked prefill.
+# - Agrawal et al.: *Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve*, [arXiv
+#   2403.02310](https://arxiv.org/abs/2403.02310): chunked prefill.
 # - Maddison, Tarlow and Minka: *A\* Sampling*, [arXiv 1411.0030](https://arxiv.org/abs/1411.0030): the Gumbel maximum,
 #   and its proof.
-# - Leviathan, Kalman and Matias: *Fast Inference from Transformers via Speculative Decoding*,
-#   [arXiv 2211.17192](https://arxiv.org/abs/2211.17192): the rule, and the count of tokens.
-# - Zheng et al.: *SGLang: Efficient Execution of Structured Language Model Programs*,
-#   [arXiv 2312.07104](https://arxiv.org/abs/2312.07104): the radix tree.
+# - Leviathan, Kalman and Matias: *Fast Inference from Transformers via Speculative Decoding*, [arXiv
+#   2211.17192](https://arxiv.org/abs/2211.17192): the rule, and the count of tokens.
+# - Zheng et al.: *SGLang: Efficient Execution of Structured Language Model Programs*, [arXiv
+#   2312.07104](https://arxiv.org/abs/2312.07104): the radix tree.
 # - Zhong et al.: *DistServe: Disaggregating Prefill and Decoding for Goodput-optimized Large Language Model Serving*,
 #   [arXiv 2401.09670](https://arxiv.org/abs/2401.09670): goodput.
 

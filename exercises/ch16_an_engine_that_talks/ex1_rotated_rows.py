@@ -171,22 +171,22 @@ CHANGES = (
         keys_cut_by_query_heads=(K, "halves(tensor, heads)")),
     *edits("The rows of queries were cut into as many heads as keys have. There are `heads` of them.",
         queries_cut_by_key_heads=(Q, "halves(tensor, key_heads)")),
-    *sided("across_heads", "The rows of {} were moved over the whole matrix, all even ones in front. Each head is "
+    *sided("across_heads", "The rows of {} were moved across the whole matrix, all even ones first. Each head is "
         "moved by itself: cut the rows into heads first.", "halves(tensor, 1)"),
-    *sided("across_heads__other_way", "The rows of {} were moved over the whole matrix, from halves to pairs. Each "
+    *sided("across_heads__other_way", "The rows of {} were moved across the whole matrix, from halves to pairs. Each "
         "head is moved by itself, and from pairs to halves.", "pairs(tensor, 1)"),
-    *sided("heads_taken_apart", "Of the rows of {}, the first of all heads stand together, then the second ones. A "
-        "head's rows stay together: exchange the dimensions inside a head alone.", "by_pairs(tensor, {})"),
+    *sided("heads_taken_apart", "The first rows of all heads of {} stand together, then the second ones. A head's "
+        "rows stay together: exchange dimensions only inside a head.", "by_pairs(tensor, {})"),
     *sided("halves_exchanged", "The halves of the heads of {} are exchanged: row 2i goes to i, and row 2i + 1 to "
         "i + head_dim / 2.", "exchanged(tensor, {})"),
-    *sided("columns_moved", "The columns of {} were moved. A row makes one element of a query or key, so it is rows "
-        "that move.", "columns(tensor, {})"),
+    *sided("columns_moved", "The columns of {} were moved. A row makes one element of a query or key, so move "
+        "whole rows.", "columns(tensor, {})"),
     *sided("head_dim_from_width", "The rows of {} were cut into heads of width / heads. A model may have other heads: "
         "head_dim is the number of rows, divided by the matrix's own number of heads.",
         "heads_of(tensor, found, heads)"),
     *edits("The rows of values were moved too. Positions do not turn values, so they lie as they are.",
         values_moved=(KEYS, 'if part in ("attn_k", "attn_v"):')),
-    *edits("The output projection was changed too. It takes what was made of the values, which are not turned.",
+    *edits("The output projection was changed too. Its input is made of the values, which are not turned.",
         outputs_moved=(KEYS, f'if part == "attn_output":\n    tensor = halves(tensor.T, heads).T\n{KEYS}')),
     *edits("A bias was left in pairs. Its elements are added to what the rows make, so they move with the rows, in Q "
         "and in K.", biases_left=(QUERIES, OF_WEIGHTS.format("q"), KEYS, OF_WEIGHTS.format("k")),
@@ -235,7 +235,7 @@ EXERCISE = Exercise(
         'At the end, loaded.setdefault("logits.weight", loaded["embedding.weight"]).',
     ),
     mistakes=(
-        Mistake("head_dim_fixed", "Rows were cut by a number that fits some models alone. head_dim is the number of "
+        Mistake("head_dim_fixed", "Rows were cut by a number that fits only some models. head_dim is the number of "
             "rows, divided by the matrix's own number of heads.", when=refused_where("keys fit, width")),
         Mistake("keys_cut_by_query_heads", "The rows of keys cannot be cut into as many heads as queries have. There "
             "are key_heads of them.", when=refused_where("keys do not fit, width")),

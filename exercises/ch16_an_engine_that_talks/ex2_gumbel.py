@@ -175,36 +175,36 @@ CHANGES = (
         position_ignored=(WORD, f"mix({SEED})"), position_ignored__mixed=(WORD, f"mix(mix({SEED}))"),
         seed_ignored=(WORD, f"mix({PLACE})"), seed_ignored__mixed=(WORD, f"mix(mix({PLACE}))")),
     *edits("The noise depends on the row's place in the batch, so a request draws another token when others come or "
-        "go. It hangs on the seed, the position and the token alone.", row_in_the_noise=(SEED, "row"),
+        "go. It must depend on the seed, the position and the token alone.", row_in_the_noise=(SEED, "row"),
         row_in_the_noise__position=(PLACE, "row"), row_in_the_noise__added=(SEED, f"({SEED} + row)"),
         row_in_the_noise__flat=(JOINED, "word ^ (row * vocabulary + token)")),
-    *edits("The hash is another one. It is mix(mix(mix(seed) ^ position) ^ token): the seed innermost, joined by ^ and "
-        "by no sum, and each time mixed.", other_hash=(WORD, f"mix(mix({PLACE}) ^ {SEED})"),
+    *edits("The hash is not mix(mix(mix(seed) ^ position) ^ token). Begin with the seed, join the next word "
+        "by ^ and not by a sum, and mix each time.", other_hash=(WORD, f"mix(mix({PLACE}) ^ {SEED})"),
         other_hash__joined=(WORD, f"mix({SEED} ^ {PLACE})"), other_hash__less=(WORD, f"mix({SEED}) ^ {PLACE}"),
         other_hash__sum=(WORD, f"mix(mix({SEED}) + {PLACE})"), other_hash__sum_of_token=(JOINED, "word + token"),
         other_hash__sums=(WORD, f"mix(mix({SEED}) + {PLACE})", JOINED, "word + token")),
     *edits("All blocks of a row have the same noise. The hash needs the token's index in the row, start + "
         "tl.arange(0, BLOCK).", **by_block("noise_of_the_block", JOINED, "word ^ token % BLOCK")),
-    *edits("The likeliest token was taken although the temperature is above 0. Is there noise, another for each token?",
+    *edits("The likeliest token was taken although the temperature is above 0. Does each token get noise of its own?",
         no_noise=(SCORE, "given"), no_noise__one_for_the_row=(f"mix({JOINED})", "mix(word)[:, :1]"),
         no_noise__not_mixed=(f"mix({JOINED})", JOINED)),
     *edits("The temperature changes nothing: (logit + noise) / temperature is largest where logit + noise is. Divide "
         "the logits alone, before the noise is added.", temperature_ignored=(SCORE, "given + noise")),
-    *edits("The temperature stands in a wrong place. Divide the logits alone by it: logit / temperature + noise.",
+    *edits("The temperature is in the wrong place. Divide the logits alone by it: logit / temperature + noise.",
         temperature_misplaced=(SCORE, "given * temperature + noise"),
         temperature_misplaced__both=(SCORE, "given / temperature + noise * temperature")),
     *edits("All rows were drawn at the temperature of row 0. Load each row's own, at temperatures + row.",
         temperature_of_row_0=("temperatures[row]", "temperatures[0 * row]")),
-    *edits("The noise is not -log(-log(u)): a sign or a logarithm is missing, or 1 - u stands for u.",
+    *edits("The noise is not -log(-log(u)): a sign or a logarithm is missing, or 1 - u is used instead of u.",
         other_noise=(NOISE, "torch.log(-torch.log(u))"), other_noise__one_logarithm=(NOISE, "-torch.log(u)"),
         other_noise__log=(NOISE, "torch.log(u)"), other_noise__end=(NOISE, "-torch.log(-torch.log(1 - u))")),
-    *edits("At temperature 0 the first of the largest logits is taken. There nothing is divided, and no noise added, "
-        "which would decide among equal logits.", divided_by_0=("temperature > 0", "temperature >= 0"),
+    *edits("At temperature 0 the first of the largest logits is taken. Nothing is divided there, and no noise is "
+        "added, because it would decide among equal logits.", divided_by_0=("temperature > 0", "temperature >= 0"),
         greedy_with_noise=(CHOICE, "given / torch.where(temperature > 0, temperature, 1.0) + noise"),
         **{f"greedy_with_noise__{power}": (CHOICE, f"given / temperature.clamp(min=1e-{power}) + noise")
         for power in (3, 4, 5, 6, 8, 10)}),
-    *edits("Of equal logits the first is taken, at temperature 0; yours is a later one. A block displaces the best so "
-        "far only if its score is larger.", later_tie=(CHOSEN, "of_last_block(compared, 1)"),
+    *edits("At temperature 0 the first of equal logits is taken, and yours is a later one. A block displaces the best "
+        "so far only if its score is larger.", later_tie=(CHOSEN, "of_last_block(compared, 1)"),
         **by_block("later_tie", CHOSEN, "of_last_block(compared, BLOCK)")),
     *edits("Only the last block of a row counted. Keep the best score and its token, and replace both only where a "
         "block's score is larger.", **by_block("last_block_only", CHOSEN,
@@ -215,7 +215,7 @@ CHANGES = (
         **by_block("place_in_the_block", CHOSEN, "compared.argmax(-1) % BLOCK")),
     *edits("Rows whose scores are all below 0 got token 0. The best score so far begins at -inf.",
         best_begins_at_0=(CHOSEN, "compared.masked_fill(compared <= 0, -math.inf).argmax(-1)")),
-    *edits("Lanes behind the end of the vocabulary took part, with the logit 0. Load them with other=float('-inf').",
+    *edits("Lanes past the end of the vocabulary took part, with the logit 0. Load them with other=float('-inf').",
         **by_block("lanes_behind_the_end", TOKENS, "torch.arange(-(-vocabulary // BLOCK) * BLOCK)", "-math.inf", "0."),
         **by_block("lanes_behind_the_end__most", TOKENS, "torch.arange(-(-vocabulary // (b := min(BLOCK, 2 ** "
         "math.ceil(math.log2(vocabulary))))) * b)", "-math.inf", "0."),
@@ -238,7 +238,7 @@ EXERCISE = Exercise(
         "One program draws the token of one row, in a loop over blocks. It keeps the best score so far, which begins "
         "at -inf, and its token. The row's part of the hash is made once: row_word = mix(mix(seed) ^ position).",
         "In a block: token = start + tl.arange(0, BLOCK), bits = mix(row_word ^ token), and u = ((bits >> 9).to(tl."
-        "float32) + 0.5) / 8388608.0. Load lanes behind the row's end as -inf, so that they are never drawn.",
+        "float32) + 0.5) / 8388608.0. Load lanes past the row's end as -inf, so that they are never drawn.",
         "score, place = tl.max(scores, axis=0, return_indices=True) gives the first of equals in a block. Replace the "
         "best only if score > best. At temperature 0 the scores are the logits.",
     ),

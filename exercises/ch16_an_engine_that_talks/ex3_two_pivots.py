@@ -158,14 +158,15 @@ CHANGES = (
     *edits("The limit of top-p is p · S, with S the sum of what top-k kept. Yours has S in another place.",
         wrong_share=("p[row] * total", "p[row] / total"),
         wrong_share__twice=("p[row] * total", "p[row] * total * total")),
-    *edits("All tokens were kept that are as likely as the k-th. Exactly k are kept: of equal ones those with the "
-        "lower index. Count how many places are left for them, and give them in order, with tl.cumsum.",
+    *edits("All tokens that are as likely as the k-th were kept. Exactly k are kept, and of equal ones those with the "
+        "lower index. Count how many places are left for them, and fill these in order, with tl.cumsum.",
         ties_of_k_kept=(BY_K, f"all_equal(ordered, {BY_K})")),
-    *edits("All tokens were dropped that are as likely as the k-th, where not all of them have a place. Exactly k are "
-        "kept: of equal ones those with the lower index.", ties_of_k_dropped=(BY_K, f"none_equal(ordered, {BY_K})")),
-    *edits("Of equally likely tokens all were kept at top-p's border. They count one after another, the lower index "
+    *edits("All tokens that are as likely as the k-th were dropped where not all of them have a place. Exactly k "
+        "are kept, and of equal ones those with the lower index.",
+        ties_of_k_dropped=(BY_K, f"none_equal(ordered, {BY_K})")),
+    *edits("At top-p's border, all equally likely tokens were kept. They count one after another, the lower index "
         "first, up to the one at which the sum reaches p · S.", ties_of_p_kept=(BY_P, f"all_equal(weights, {BY_P})")),
-    *edits("Of equally likely tokens all were dropped at top-p's border. They count one after another, the lower index "
+    *edits("At top-p's border, all equally likely tokens were dropped. They count one after another, the lower index "
         "first, up to the one at which the sum reaches p · S.",
         ties_of_p_dropped=(BY_P, f"none_equal(weights, {BY_P})")),
     *edits("Of equally likely tokens those with the higher index were kept. The lower index comes first.",
@@ -178,14 +179,14 @@ CHANGES = (
         border_dropped__without_0=(BY_P, "(before + weights <= p[row] * total) & (weights > 0)"),
         border_dropped__not_first=(BY_P, "(before + weights <= p[row] * total) | (rank == 0)"),
         border_dropped__first_kept=(BY_P, "(before + weights < p[row] * total) | (rank == 0)")),
-    *edits("Where a sum reaches p · S exactly, one token more was kept. What stands before a token must weigh less "
-        "than p · S; where it weighs as much, the token is dropped.",
+    *edits("Where a sum reaches p · S exactly, one token too many was kept. The tokens before a kept one weigh "
+        "less than p · S; where they weigh as much, the token is dropped.",
         border_compared=(BY_P, "before <= p[row] * total")),
     *edits("All rows were filtered with the k or the p of row 0. Load each row's own, at k + row and p + row.",
         k_of_row_0=("k[row]", "k[0 * row]"), p_of_row_0=("p[row]", "p[0 * row]")),
     *edits("Top-p was left out.", p_ignored=(BY_P, "rank >= 0")),
     *edits("Top-k was left out.", k_ignored=(BY_K, "(rank >= 0).expand(rows, -1)")),
-    *edits("The filters were joined by `or`: a token is kept if both keep it.", either=("by_k & by_p",
+    *edits("The filters were joined by `or`: a token is kept only if both keep it.", either=("by_k & by_p",
         "by_k | (ordered.cumsum(-1) - ordered < p[row])")),
 )  # fmt: skip
 
@@ -213,9 +214,9 @@ EXERCISE = Exercise(
     hints=(
         "One program holds one row in one tile. A multiple of 2⁻²⁴ times 2²⁴ is a whole number: search the threshold "
         "among these, between low (what is at or above it is enough) and high (too little), until high - low is 1.",
-        "In a round: step = (high - low) // 3, at least 1; pivots low + step and high - step. Enough above the second: "
-        "low moves there. Enough above the first: low moves there, high to the second. Else high goes to the first.",
-        "Top-k: above the threshold all are kept. Of those equal to it as many as there are places left, the first: "
+        "In a round: step = (high - low) // 3, at least 1; pivots low + step and high - step. Enough from the second "
+        "on: low moves there. Enough from the first on: low moves there, high to the second. Else high is the first.",
+        "Top-k: all above the threshold are kept. Of those equal to it, the first fill the places that are left: "
         "equal & (above + tl.cumsum(equal) <= k). Top-p: the weight before a token must be less than p · S.",
     ),
     mistakes=(

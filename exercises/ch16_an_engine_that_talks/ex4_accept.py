@@ -153,7 +153,7 @@ CHANGES = (
     *edits(SAMPLES, samples_compared=(RATIO, SAMPLED, RESIDUAL, "p[:k]"), samples_compared__residual=(RATIO, SAMPLED),
         samples_compared__the_sample_is_taken=(RATIO, SAMPLED, RESIDUAL, "p[:k]", USED,
         "drawn(weights, uniforms.gather(1, count)[:, 0])")),
-    *edits("p is taken from the row behind the guess. Row i of p is for the place of guess i: it is computed from what "
+    *edits("p is taken from the row after the guess. Row i of p is for the place of guess i: it is computed from what "
         "stands before that.", row_behind=("p[place, drafts]", "p[place + 1, drafts]",
         RESIDUAL, "(p[1:] - q).clamp(min=0)"), row_behind__in_the_ratio=("p[place, drafts]", "p[place + 1, drafts]"),
         row_behind__in_the_residual=(RESIDUAL, "(p[1:] - q).clamp(min=0)")),
@@ -173,7 +173,7 @@ CHANGES = (
         uniform_used_twice__behind_all_guesses=(USED, "drawn(weights, torch.where(count[:, 0] == k, "
         "uniforms[:, max(k - 1, 0)], uniforms[:, k]))"),
         uniform_used_twice__after_a_refusal=(USED, "drawn(weights, uniforms.gather(1, count)[:, 0])")),
-    *edits("A refused token is replaced by a draw from p. Tokens of which p has more than q are then drawn too rarely. "
+    *edits("A refused token is replaced by a draw from p. Tokens to which p gives more are then drawn too rarely. "
         "Draw from max(p - q, 0): what q lacks of p.", residual_is_p=(RESIDUAL, "p[:k]")),
     *edits("A refused token is replaced by a draw from p without that token. Other tokens, too, have come often enough "
         "from q. Draw from max(p - q, 0).", residual_is_p_without_the_refused=(WEIGHTS, WITHOUT)),
@@ -196,21 +196,21 @@ CHANGES = (
     *edits("A refused token is not replaced. Draw another one in its place from max(p - q, 0), so that every call "
         "appends one token at least.", not_replaced=(ANSWER, f"torch.where((place < count) | (count == k), {ANSWER}, "
         "none)")),
-    *edits("Where all guesses are accepted, no token follows them. The step has computed p behind the last guess too: "
+    *edits("Where all guesses are accepted, no token follows them. The step has computed p after the last guess too: "
         "draw one more from p's last row.", bonus_missing=(ANSWER, f"torch.where(place < k, {ANSWER}, none)"),
         bonus_missing__only_where_there_are_guesses=(ANSWER, f"torch.where(place < max(k, 1), {ANSWER}, none)")),
-    *edits("The token behind all guesses is drawn from the row of the last guess. Draw it from p's last row, number k.",
+    *edits("The token after all guesses is drawn from the row of the last guess. Draw it from p's last row, number k.",
         bonus_of_the_row_before=(LAST_ROW, "p[max(k - 1, 0)][None]")),
-    *edits("The token behind all guesses is drawn from max(p - q, 0). q has no row there: draw it from p itself.",
+    *edits("The token after all guesses is drawn from max(p - q, 0). q has no row there: draw it from p itself.",
         bonus_from_a_residual=(LAST_ROW, "(p[k:] - q[-1:].sum(0)).clamp(min=0)")),
-    *edits("Guesses behind a refused one are appended too. They were computed from a text that holds the refused "
+    *edits("Guesses after a refused one are appended too. They were computed from a text that holds the refused "
         "token, so stop at the first refusal.", goes_on_after_a_refusal=(ANSWER, GOES_ON),
         goes_on_after_a_refusal__without_a_bonus=(ANSWER, f"torch.where((place < k) | (count == k), {GOES_ON}, none)")),
     *edits("All accepted guesses were counted, and not only those before the first refusal. A refused guess is then "
         "appended in their place. Stop at the first refusal: a running product of the decisions does it.",
         all_accepted_counted=(COUNT, "accepted.long().sum(1)"), all_accepted_counted__nothing_left=(COUNT,
         "accepted.long().sum(1)", "(uniform[:, None] > edges[:, :-1])", "~(uniform[:, None] <= edges)")),
-    *edits("The refused guess is appended, and its replacement behind it. The new token takes the place of the refused "
+    *edits("The refused guess is appended, and its replacement after it. The new token takes the place of the refused "
         "one.", refused_one_kept=(ANSWER, "torch.where((place < count) | (place == count) & (count < k), padded, "
         "torch.where(place == count + (count < k).long(), new, none))")),
     *edits("Only the new token is returned. Return the accepted guesses before it too.",
@@ -232,7 +232,7 @@ EXERCISE = Exercise(
     models=(model_of(told, CHANGES, (drawn, answered)),),
     hints=(
         "Go through the guesses in a loop. Compare uniforms[i] with p[i, token] / q[i, token]. At the first refusal "
-        "leave the loop: what follows was guessed from a text that does not stand.",
+        "leave the loop: what follows was guessed from a text that is not written.",
         "Two cases end a step, and both draw one token. After a refusal at place i its weights are (p[i] - "
         "q[i]).clamp(min=0). If all guesses were accepted, they are p[k]. Choose the weights, then draw once.",
         "To draw from weights: edges = weights.cumsum(0) / weights.sum(). The token is the number of edges that are "

@@ -39,7 +39,7 @@ def verify_cases(draw):
         return Case(name, made(draw, **choices), metered=metered)
 
     return [
-        case("3 guesses behind 29 tokens, one head", 3, 1, 1, (32,), table_layout=contiguous),
+        case("3 guesses after 29 tokens, one head", 3, 1, 1, (32,), table_layout=contiguous),
         case("no guess: a step of decode", 0, 2, 2, (20, 33)),
         case("nothing but the newest token and its guesses", 4, 1, 2, (5, 7)),
         case("guesses on both sides of a page's end", 4, 2, 1, (18, 33), page_size=16),
@@ -127,19 +127,19 @@ def off_by(new, group):
 
 
 CHANGES = (
-    *edits("All queries see all keys. A guess is computed as if nothing stood behind it: query i of a sequence sees "
+    *edits("All queries see all keys. A guess is computed as if nothing came after it: query i of a sequence sees "
         "length - (k + 1) + i + 1 keys.", guesses_see_later_ones=(END, "length + 0 * number")),
     *edits("All queries see the keys of the newest token alone. Query i also sees the guesses up to its own: length - "
         "(k + 1) + i + 1 keys.", guesses_unseen=(END, "length - new + 1 + 0 * number")),
     *edits("The triangle is one key too narrow: a query does not see its own key. Query i sees length - (k + 1) + i + "
         "1 keys.", triangle_shifted=(END, "length - new + number"),
         triangle_shifted__first_sees_one=(END, "(length - new + number).clamp(min=1)")),
-    *edits("The triangle is one key too wide: a query sees the guess behind its own. Query i sees length - (k + 1) + i "
+    *edits("The triangle is one key too wide: a query sees the guess after its own. Query i sees length - (k + 1) + i "
         "+ 1 keys.", triangle_too_wide=(END, "length - new + 2 + number"),
         triangle_too_wide__not_the_last=(END, "torch.minimum(length - new + 2 + number, length)")),
     *edits("The causal mask is counted from the start of the sequence: query i sees i + 1 keys. The queries stand at "
         "its end, so it sees length - (k + 1) + i + 1.", mask_from_the_start=(END, "1 + number + 0 * length")),
-    *edits("The queries are taken in the wrong order: the first sees most keys. It is the newest token, and the "
+    *edits("The queries are taken in the wrong order: the first sees the most keys. It is the newest token, and the "
         "guesses follow: query i sees length - (k + 1) + i + 1 keys.", triangle_turned_round=(END, "length - number")),
     *edits("The keys of the guesses are left out, as if `lengths` did not count them. It does: they are in the cache "
         "already.", guesses_left_out=(END, "length - new + 1 + 0 * number - int(new > 1)"),
@@ -232,7 +232,7 @@ EXERCISE = Exercise(
         "The loop is that of 8.5 or 6.5: a page in each step, with its number from the table, and keys and values "
         "masked where the position is not below the length. All rows share what you load.",
         "Only the mask of the scores differs from row to row. Row r sees ends = length - QUERIES + 1 + rows // GROUP "
-        "keys, so the scores stand where positions[None, :] < ends[:, None].",
+        "keys, so the scores are kept where positions[None, :] < ends[:, None].",
         "ROWS = max(16, triton.next_power_of_2(queries * group)), and the grid is (batch, key_heads).",
     ),
     mistakes=(
@@ -240,7 +240,7 @@ EXERCISE = Exercise(
         Mistake(
             "read_outside",
             "Memory outside a tensor was reached. Rows from QUERIES * GROUP on are no queries, positions from the "
-            "length on are no keys, and entries of the table behind a sequence's last page are no pages: mask all.",
+            "length on are no keys, and entries of the table after a sequence's last page are no pages: mask all.",
             when=lambda case, seen, got: bool(seen.out_of_bounds),
         ),
         _read_for_every("query", ("queries",)),

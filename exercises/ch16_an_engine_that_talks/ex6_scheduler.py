@@ -176,21 +176,21 @@ ALL, GIVEN = "for one in self.requests:", "if count > 0:\n    self.compute(one, 
 ORDER, BACK = "self.decode()\nself.fill()", 'self.free += newest["pages"]'
 
 CHANGES = (
-    *edits("The rest of the budget was computed before somebody was preempted. Subtract a token when a decode gets it.",
+    *edits("The budget was counted down before a request was preempted. Subtract a token when a decode gets it.",
         budget_before_preemption=(ORDER, f"before = self.budget - len({DECODES})\nself.decode()\n"
         "self.budget = max(before, 0)\nself.fill()")),
-    *edits("A decode that finds no page was passed over. The newest that runs is preempted, be it the decode.",
+    *edits("A decode that finds no page was passed over. The newest that runs is preempted, even if it is the decode.",
         passed_over=(PREEMPT, "pass"),
         passed_over__as_the_newest=(NEEDED, f"{NEEDED} and self.running[-1] is not one")),
-    *edits("Somebody was preempted for a decode for which no budget is left. Look at the budget before the pages.",
+    *edits("A request was preempted for a decode for which no budget is left. Look at the budget before the pages.",
         preempts_without_budget=(PREEMPT, PREEMPT.replace("self.budget > 0 and ", ""))),
-    *edits("Somebody was preempted although the decode's last page has room. Does it need a page at all?",
+    *edits("A request was preempted although the decode's last page has room. Does it need a page at all?",
         preempts_without_need=(NEEDED, "self.free == 0")),
     *edits("", no_second_look=(f"{ITS_TURN} and self.grows(one, 1) <= self.free", ITS_TURN)),
     *edits("The pages of a preempted request did not become free in this step, or not all. Add all of them at once.",
         pages_kept=(BACK, "pass"), pages_kept__not_full=(BACK, 'self.free += newest["cached"] // self.page_size'),
         pages_kept__one=(BACK, "self.free += 1"), pages_kept__again=(BACK, "pass", PREEMPT, f"while{PREEMPT[2:]}")),
-    *edits("A request computes its prompt alone. One that was preempted has lost the keys and values of what it wrote "
+    *edits("A request computes only its prompt. One that was preempted has lost the keys and values of what it wrote "
         "too: it has prompt + written - cached tokens left.",
         prompt_alone=(LEFT, f"{LEFT_OF_PROMPT} if {IN_PROMPT} else 1"), prompt_alone__ever=(LEFT, LEFT_OF_PROMPT),
         prompt_alone__then_the_rest=(COUNT, f"min({LEFT_OF_PROMPT} if {IN_PROMPT} else {LEFT}, self.budget, room)")),
@@ -199,7 +199,7 @@ CHANGES = (
     *edits("A request that waits was taken for a decode because it has 1 token left. A decode runs: it holds pages.",
         waiting_decodes=(DECODES, DECODES.replace("self.running", "self.requests"),
         ITS_TURN, 'self.budget > 0 and one["id"] not in self.gone')),
-    *edits("Somebody was preempted for a prompt. As long as anybody computes, pages are taken for decodes alone.",
+    *edits("A request was preempted for a prompt. As long as anybody computes, this is done only for decodes.",
         prompts_preempt=(f"room = {ROOM}", f"if {ITS_TURN} and {ROOM} == 0:\n    self.preempt()\n"
         f"    if one not in self.running:\n        continue\nroom = {ROOM}")),
     *edits("A request was left out because budget or pages do not hold all that it has left. Cut it to what fits.",
@@ -210,9 +210,9 @@ CHANGES = (
         last_page_forgotten__new_pages=(f'{ROUND_UP} - one["pages"]', "-(-count // self.page_size)")),
     *edits("Where the tokens fill their pages, one page too many was counted. Round up: -(-tokens // page_size).",
         one_page_too_many=(ROUND_UP, '((one["cached"] + count) // self.page_size + 1)')),
-    *edits("The round of prompts ended too early, behind the first, or behind one that found no page. Ask all of them.",
+    *edits("The round of prompts ended too early, after the first, or after one that found no page. Try all of them.",
         round_ended=(GIVEN, f"{GIVEN}\n    break"), round_ended__without_a_page=(GIVEN, f"{GIVEN}\nelse:\n    break")),
-    *edits("Requests were not asked in order of arrival, which is that of the list, whether they run or wait.",
+    *edits("Requests were not taken in order of arrival, which is that of the list, whether they run or wait.",
         not_by_arrival=(ALL, f"{ALL[:-1]}[::-1]:"), not_by_arrival__decodes=(DECODES, f"{DECODES}[::-1]"),
         not_by_arrival__waiting=(ALL, "for one in sorted(self.requests, key=lambda one: one['pages'] > 0):"),
         not_by_arrival__shortest=(ALL, 'for one in sorted(self.requests, key=lambda one: one["left"]):')),
@@ -220,11 +220,11 @@ CHANGES = (
 BROKEN = {  # what the engine says of a plan that it cannot run
     "were changed": ("requests_changed", "The requests were changed. Keep what you count in variables of your own."),
     "does not decode": ("decode_waits", "A decode got no token, and a prompt did. Decodes come first, always."),
-    "is not there": ("not_there", "Somebody is planned who is not among the requests. Keep nothing from call to call."),
+    "is not there": ("not_there", "The plan has an id that no request has. Keep nothing from call to call."),
     "has an entry of": ("empty_entry", "A request has an entry without any token. Leave it out of the dict."),
     "tokens, and has": ("computed_twice", "A request computes more tokens than it has left: some are computed twice."),
     "is newer": ("not_the_newest", "A request was preempted although a newer one runs. So the oldest may never end."),
-    "holds no page": ("waiting_preempted", "Somebody who waits was preempted. Look among those that run."),
+    "holds no page": ("waiting_preempted", "A request that waits was preempted. Look among those that run."),
     "and computes": ("preempted_computes", "A preempted request computes in the same step, though its pages are gone."),
     "and the budget is": ("too_many_tokens", "A step has more tokens than the budget. Subtract what each one gets."),
     "new pages, and": ("pages_overdrawn", "A step needs more pages than are free. A chunk may have no more tokens than "
@@ -245,6 +245,6 @@ EXERCISE = Exercise(
         "For each decode in order: is the budget used up? Then stop. Was it preempted meanwhile? Then go on. Does it "
         "need a page, and none is free? Preempt the last of those who run, and see whether it was the decode itself.",
         "Subtract a token from the budget when a request gets it, not before: then the token of a preempted decode is "
-        "there for a prompt. Make the loop over prompts a function, because rule 3 needs it a second time.",
+        "left for a prompt. Make the loop over prompts a function, because rule 3 needs it a second time.",
     ),
 )  # fmt: skip

@@ -111,12 +111,12 @@ IN_TWOS = {
     "one text": f"{ABC}; match aabbcc; match aabb; match aabbccdd; match bb; match",
     "pages that are not full": f"insert aabbc 1 2; match aabbc; match aab; match a; {ABC}; match aabbc; match aabb",
     "texts that turn off": f"{ABC}; insert aabbdd 1 2 4; match aabbdd; match aabbcc; match aaccdd",
-    "the same page behind other beginnings": "insert aacc 1 2; insert bbcc 3 4; match bbcc; match cc",
+    "the same page after other beginnings": "insert aacc 1 2; insert bbcc 3 4; match bbcc; match cc",
     "a page computed twice": f"{ABC}; insert aabbdd 7 8 9; match aabbdd; insert aabbdd 1 2 9; insert aa 5",
     "a lock": f"{ABC}; lock aabbcc; evict 2; unlock aabbcc; evict 2; match aabbcc",
     "two locks of one text": f"{ABC}; lock aabb; lock aabb; unlock aabb; evict 3; unlock aabb; evict 3",
     "a beginning is locked": f"{ABC}; lock aa; evict 3; match aabbcc; unlock aa; evict 1",
-    "a text turns off behind a lock": f"{ABC}; lock aabbcc; match aabb; insert aadd 1 5; unlock aabbcc; evict 9",
+    "a text branches off after a lock": f"{ABC}; lock aabbcc; match aabb; insert aadd 1 5; unlock aabbcc; evict 9",
     "a part is locked, after a turn": f"{ABC}; insert aadd 1 5; lock aadd; lock aa; unlock aadd; evict 9",
     "the one used longest ago": "insert aa 1; insert bb 2; insert cc 3; match aa; evict 1; evict 1; evict 1",
     "ends go before beginnings": f"{ABC}; insert dd 4; match aa; evict 1; evict 1; evict 1; evict 1",
@@ -161,7 +161,7 @@ CHANGES = (
         "parent first skips its own node. Count the node itself, then all before it.",
         end_not_locked=(LOCKED, LOCKED[:-1] + "[:-1]:", FREED, FREED[:-1] + "[:-1]:"),
         end_not_locked__but_unlocked=(LOCKED, LOCKED[:-1] + "[:-1]:")),
-    *edits("A lock counts for the last page alone. The pages before it are read as well: lock the whole way.",
+    *edits("A lock counts only for the last page. The pages before it are read as well: lock the whole path.",
         end_alone_locked=(LOCKED, LOCKED[:-1] + "[-1:]:", FREED, FREED[:-1] + "[-1:]:")),
     *edits("`unlock` leaves pages locked for ever. It takes back one lock of each page that `lock` has locked.",
         stays_locked=(LESS, "pass"), stays_locked__but_for_the_end=(FREED, FREED[:-1] + "[-1:]:"),
@@ -170,15 +170,15 @@ CHANGES = (
         flag_for_a_count=(ONE, "spot.locks = 1", LESS, "freed.locks = 0")),
     *edits("`lock` counted as a use of the pages. Only match and insert use them.",
         lock_is_a_use=(ONE, f"{ONE}\nspot.used = self.clock = self.clock + 1")),
-    *edits("Nothing is left of the tokens but less than a page, and a page was matched all the same: an empty key is "
-        "equal to every key. Stop where no whole page is left.",
+    *edits("Less than a page was left of the tokens, and a page was matched all the same: an empty key is equal "
+        "to every key. Stop where no whole page is left.",
         empty_key_matched=(FOUND, "return into(found, self.held, tokens, len(found) * self.size, self.size)")),
-    *edits("A page was matched of which the text has the beginning alone. Only whole pages are cached: stop where less "
+    *edits("A page was matched although the text has only its beginning. Only whole pages are cached: stop where less "
         "than page_size tokens are left.",
         part_of_a_page_matched=(FOUND,
         "return into(found, self.held, tokens, len(tokens), self.size) if len(tokens) % self.size else found")),
-    *edits("`insert` returned pages that are cached: those that the caller had from `match`. Whoever frees them frees "
-        "what the tree and other tables name. A duplicate is another page than the cached one.",
+    *edits("`insert` returned pages that are cached: those that the caller had from `match`. Freeing them frees "
+        "pages that the tree and other tables name. A duplicate is a page other than the cached one.",
         cached_pages_freed=(DUPLICATES, "[own for own, kept in zip(pages, held)]")),
     *edits("`insert` returned the cached pages. Their places stay as they are, so the caller's own pages are the "
         "duplicates.", cached_for_own=(DUPLICATES, THEIRS)),
@@ -189,13 +189,13 @@ CHANGES = (
         found_is_no_use=(USE, "pass"),
         found_is_no_use__by_match=(USE, "pass", INSERTED, f"{INSERTED}\nfor spot in self.walk(tokens):\n    {USE}"),
         found_is_no_use__by_insert=(INSERTED, "self.clock += 1\nheld = [spot.page for spot in self.walk(tokens)]")),
-    *edits("Only the last page of a text counts as used. All of them do: pages before it are ends, once it is gone.",
+    *edits("Only the last page of a text counts as used. All of them do: pages before it are ends once it is gone.",
         end_alone_used=("for spot in found:", "for spot in found[-1:]:")),
     *edits("The page that was used last was given up. Take the one that was used longest ago.",
         newest_first=("min(ends", "max(ends")),
-    *edits("A locked page was given up, though a request reads it. Ask for its locks.",
+    *edits("A locked page was given up, although a request reads it. Look at its locks.",
         locks_ignored=(" and self.held[key].locks == 0", "")),
-    *edits("A page was given up that others stand behind. Nothing finds those any more: only ends go.",
+    *edits("A page with others after it was given up. Those cannot be found any more: give up only ends.",
         middle_given_up=(ENDS, "",
         GONE, f"{GONE}\nself.held = {{other: spot for other, spot in self.held.items() if other[: len(key)] != key}}")),
 )  # fmt: skip
@@ -221,7 +221,7 @@ EXERCISE = Exercise(
         "is none. match, lock and unlock are loops over it.",
         "insert: go on from there, with a node for each page that is new. A duplicate has another number than the "
         "cached page. Give each node a number of locks, and a time of use from a counter that match and insert raise.",
-        "evict: of the nodes that have no lock and no node behind them, remove the one with the smallest time. Then "
+        "evict: of the nodes that have no lock and no node after them, remove the one with the smallest time. Then "
         "look again, because its parent may be an end now.",
     ),
     mistakes=(
@@ -229,13 +229,13 @@ EXERCISE = Exercise(
             first=True, when=lambda case, seen, got: any(re.search(r"-8\b", line) for line in got or ())),
         Mistake("state_shared", "A new cache holds pages of another one. Make what it keeps in `__init__`.",
             when=lambda case, seen, got: bool(got) and int(got[0].split()[-2]) > len(case.args[1][0]) - 1),
-        Mistake("beginning_ignored", "A page was found behind another beginning: look for it behind the page before.",
+        Mistake("beginning_ignored", "A page was found after another beginning: look for it after the page before it.",
             when=first_of(("match",), lambda due, mine: len(mine[0]) > len(due[0]))),
         Mistake("pages_not_found", "Pages that are cached were not found. If a node has several, its first ones are "
-            "found too, and a split loses nothing behind.",
+            "found too, and a split loses nothing after it.",
             when=first_of(("match",), lambda due, mine: len(mine[0]) < len(due[0]))),
-        Mistake("split_changes_locks", "A text that turns off has changed how many pages are evictable. Where a node "
-            "is split, both parts keep its locks, and no counter changes; `unlock` unlocks both.",
+        Mistake("split_changes_locks", "A text that branches off has changed how many pages are evictable. Where a "
+            "node is split, both parts keep its locks, and no counter changes; `unlock` unlocks both.",
             when=first_of(("match", "unlock"), lambda due, mine: mine[0] == due[0] and mine[1] < due[1])),
         Mistake("locked_too_little", "`lock` has left pages unlocked. Does a loop over parents begin at the parent, or "
             "stop before the root?", when=first_of(("lock",), lambda due, mine: mine[1] > due[1])),
@@ -243,7 +243,7 @@ EXERCISE = Exercise(
             "of several pages, split it first.", when=first_of(("lock",), lambda due, mine: mine[1] < due[1])),
         Mistake("other_number_given_up", "`evict` gives up as many pages as it is asked for, or all that are not "
             "locked.", when=first_of(("evict",), lambda due, mine: len(mine[0]) != len(due[0]))),
-        Mistake("other_order", "Other pages were given up than those used longest ago. match and insert use the pages "
+        Mistake("other_order", "Pages other than those used longest ago were given up. match and insert use the pages "
             "on their way and no others, and parts of a split node keep its last use.",
             when=first_of(("evict",), lambda due, mine: mine[0] != due[0])),
     ),

@@ -55,7 +55,7 @@ class WeightOnce(Requirement):
         crossing = sum(row["distinct_loaded"] + row["stored"] + 2 * row["atomic"] for row in rows)
         allowed = once + 2 * (x.numel() + numbers) + 8 * MOST_PARTS * numbers
         if crossing > 1.05 * allowed:
-            return f"{crossing:,} bytes crossed, and {allowed:,} are allowed: the weight, x, y and {MOST_PARTS} parts."
+            return f"{crossing:,} bytes moved, and {allowed:,} may: the weight, x, the result and {MOST_PARTS} parts."
         return None
 
 
@@ -71,8 +71,8 @@ class ManyPrograms(Requirement):
         if not seen.launches or seen.largest_grid >= asked:
             return None
         return (
-            f"For a weight of {weight.shape[0]} × {weight.shape[1]} the programs of the largest launch are"
-            f" {seen.largest_grid}, and {asked} are asked for. Cut the width into parts, each with programs."
+            f"For a weight of {weight.shape[0]} × {weight.shape[1]} the largest launch has {seen.largest_grid} "
+            f"programs, and {asked} are required. Cut the width into parts, each with programs of its own."
         )
 
 
@@ -97,9 +97,9 @@ def few_rows_cases(draw):
         Case(f"40 rows, a weight of 50 × {ragged}", operands(draw, 40, 50, ragged), metered=True),
         Case("64 rows, a weight of 100 × 520", operands(draw, 64, 100, 520), metered=True),
         Case("3 rows; the sums rise to 1,000 and fall to 0", _up_and_down(draw)),
-        Case("5 rows, gaps behind the rows of x",
+        Case("5 rows, gaps after the rows of x",
             (gaps(draw, draw.normal(5, 90).half()), draw.normal(40, 90, scale=0.1).half())),
-        Case("5 rows, gaps behind the rows of the weight",
+        Case("5 rows, gaps after the rows of the weight",
             (draw.normal(5, 90).half(), gaps(draw, draw.normal(40, 90, scale=0.1).half()))),
     ]  # fmt: skip
     if draw.bfloat16:
@@ -175,7 +175,7 @@ def _rounded_on_the_way(case, seen, got):
     return bool(off.any() and (error <= 1e-2 * size).all())
 
 
-START = "Some of the width was taken again and again. Add the block's start to the positions in both operands."
+START = "Some of the width was used again and again. Add the block's start to the positions in both operands."
 BLOCKS = (16, 32, 64, 128, 256)
 CHANGES = (
     *edits(START, **{f"start_forgotten__x_{n}": ("x.stride(0) + inner", f"x.stride(0) + inner % {n}") for n in BLOCKS},

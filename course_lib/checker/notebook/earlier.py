@@ -40,7 +40,7 @@ class Earlier:
         exercise: its id.
         entries: what it asks for, by name.
         functions: those, in the same order.
-        whose: "yours of 12 November", or "the course's" with the reason where one is worth telling.
+        whose: "yours of 12 November", or "the course's", with the reason if yours does not run.
     """
 
     exercise: str
@@ -53,7 +53,7 @@ class Earlier:
 
 
 def earlier(exercise: str) -> Earlier:
-    """The learner's newest passed answer to an exercise; the course's own until there is one, or where it has gone bad.
+    """The learner's newest passed answer to an exercise; the course's own until there is one, or where it does not run.
 
     Raises a CourseError for an unknown id.
     """

@@ -26,6 +26,6 @@ def draw_histogram(tokens: Sequence[str], probabilities: Sequence[float], counts
                       color=(ORANGE, BLUE, BLACK)[number % 3])  # fmt: skip
     axes.set_xticks(places, tokens)
     axes.grid(axis="x", visible=False)
-    axes.set(xlabel="token", ylabel="share", ylim=(0, None), title="Shares of draws meet the softmax")
+    axes.set(xlabel="token", ylabel="share of the draws", ylim=(0, None), title="Shares of draws, and the softmax")
     figure.legend(loc="outside lower center", ncols=len(counts) + 1)
     return figure

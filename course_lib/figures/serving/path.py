@@ -1,4 +1,4 @@
-"""The way of a request through an engine: a box for each stage, the host's in one row and the GPU's in another."""
+"""The path of a request through an engine: a box for each stage, the host's in one row and the GPU's in another."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class Stage(NamedTuple):
     Attributes:
         name: written in it.
         row: "host" or "GPU".
-        note: what the request is there, written beside it; lines by "\\n".
+        note: what the request is there, written beside it; "\\n" begins a line.
     """
 
     name: str
@@ -32,7 +32,7 @@ def draw_path(stages: Sequence[Stage], again: tuple[int, int]):
 
     Args:
         stages: in order.
-        again: (from, to), numbers of the stages between which a request goes round for each token.
+        again: (from, to), numbers of the stages from which and to which a request returns for each token.
     """
     figure, axes = new_figure(11, 3.9)
     middles = [(place * GAP, 1.3 if stage.row == "host" else 0.0) for place, stage in enumerate(stages)]

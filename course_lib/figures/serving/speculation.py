@@ -23,9 +23,9 @@ def draw_speculation(rates: Sequence[float], costs: Sequence[float], rate: float
     figure, (left, right) = new_figure(11, 4.4, columns=2)
     guesses = range(most + 1)
     lines = {f"a = {a:g}": [expected_tokens(a, k) for k in guesses] for a in rates}
-    _labelled(left, lines, "tokens of a step", "Tokens that one step writes")
+    _labelled(left, lines, "tokens a step", "Tokens that one step writes")
     lines = {f"c = {c:g}": [expected_tokens(rate, k) / (1 + k * c) for k in guesses] for c in costs}
-    _labelled(right, lines, "times as fast", f"Times as fast, a = {rate:g}")
+    _labelled(right, lines, "times as fast", f"Speed of the text, a = {rate:g}")
     right.axhline(1.0, color=MUTED, linewidth=1.2, linestyle="--")
     return figure
 

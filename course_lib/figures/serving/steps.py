@@ -16,7 +16,7 @@ def draw_steps(schedules: Mapping[str, Sequence[Mapping[int, tuple[str, int]]]])
 
     Args:
         schedules: {name: for each step {request: (kind, tokens)}}, a kind of KINDS; "waits" has no tokens. A request
-            that waits after it has run was sent back, and a red line marks where.
+            that waits after it has run was preempted, and a red line marks where.
     """
     rows = [1 + max(request for step in steps for request in step) for steps in schedules.values()]
     figure, all_axes = new_figure(
@@ -43,6 +43,6 @@ def draw_steps(schedules: Mapping[str, Sequence[Mapping[int, tuple[str, int]]]])
         axes.grid(axis="y", visible=False)
     all_axes[-1, 0].set_xlabel("step of the engine")
     handles = [Patch(color=color, label=NAMES[kind]) for kind, color in KINDS.items()]
-    handles.append(Patch(color=RED, label="sent back to wait"))
+    handles.append(Patch(color=RED, label="preempted"))
     figure.legend(handles=handles, loc="outside lower center", ncols=4)
     return figure

@@ -1,4 +1,4 @@
-"""How long each of many requests waited: a dot for each, and what a mean and a percentile say of them."""
+"""How long each of many requests waited: a dot for each, with lines at their mean and at the longest."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from course_lib.figures.style import BLUE, INK, ORANGE, RED, new_figure, spread_
 
 @styled
 def draw_waits(waits: Mapping[str, Sequence[float]], unit: str):
-    """A panel for each run: its requests' waits in rising order, with the mean, the median and the longest.
+    """A panel for each run: its requests' waits in rising order, with the mean and the longest.
 
     Args:
         waits: {run: the wait of each request}.
@@ -27,5 +27,5 @@ def draw_waits(waits: Mapping[str, Sequence[float]], unit: str):
         axes.set_title(name, fontsize=12)
         axes.set_xticks(range(0, len(ordered) + 1, 10))
         axes.set(xlabel="requests, by how long they waited", xlim=(0, 1.35 * len(ordered)), ylim=(0, 1.12 * highest))
-    all_axes[0][0].set_ylabel(f"to the first token [{unit}]")
+    all_axes[0][0].set_ylabel(f"time to the first token [{unit}]")
     return figure
