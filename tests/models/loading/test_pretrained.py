@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from course_lib.home import ROOT
-from course_lib.models.loading.pretrained import load, run_with_dots
+from course_lib.models.loading import pretrained
+from course_lib.models.loading.pretrained import load, run_with_dots, usual_dtype
 from course_lib.serving.conversation import Conversation, new_engine
 
 TEXT = (
@@ -74,3 +75,19 @@ def test_a_long_fetch_is_not_silent(capsys):
     command = [sys.executable, "-c", "import time; time.sleep(0.5); print('fetched'); raise SystemExit(3)"]
     assert run_with_dots(command, every=0.1) == (3, "fetched\n")
     assert set(capsys.readouterr().err) == {"."}
+
+
+@pytest.mark.parametrize(
+    "kept, device, bfloat16, expected",
+    [
+        (torch.float16, "cuda", True, torch.float16),
+        (torch.float32, "cuda", True, torch.bfloat16),
+        (torch.bfloat16, "cuda", True, torch.bfloat16),
+        (torch.bfloat16, "cuda", False, torch.float16),
+        (torch.float16, "cpu", True, torch.float32),
+    ],
+)
+def test_weights_that_a_file_keeps_in_float16_stay_there(kept, device, bfloat16, expected, monkeypatch):
+    """SmolLM2, rounded to bfloat16 on a GPU, answered "What is the capital of France?" in verse, and in French."""
+    monkeypatch.setattr(pretrained, "supports_bfloat16", lambda: bfloat16)
+    assert usual_dtype(kept, torch.device(device)) == expected
