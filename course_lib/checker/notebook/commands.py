@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import os
 import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -227,14 +228,9 @@ def progress() -> Shown:
         squares = "".join(_square(task, now) for task, now in begun[number])
         cells = (html.escape(chapter.title), squares, html.escape(stand))
         rows.append("".join(f'<td style="text-align:left;padding-right:1em">{cell}</td>' for cell in cells))
-    below = []
-    if unread := [number for number in chapters if number not in begun]:
-        chapter = catalog.chapter(unread[0])
-        first = known[(chapter.core + chapter.deeper)[0]]
-        words = "The next chapter is" if begun else "No exercise is checked yet. Begin with"
-        below.append(f"{words} {chapter.title}. Its first exercise is {first.id}, {first.title}.")
-        if not begun:
-            below.append("README.md says what to read if you have 2, 4, 8 or 40 hours.")
+    below = [_going_on([*chapters], begun, known)]
+    if not begun:
+        below.append("README.md says what to read if you have 2, 4, 8 or 40 hours.")
     sentence, code = _handing_in(begun)
     predicted, table = table_of_predictions(progress_file().predictions())
     ending = [*predicted, *([f"{sentence} {code}"] if code else [])]
@@ -243,6 +239,19 @@ def progress() -> Shown:
         f"<div><table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table><p>{html.escape(' '.join(below))}</p>{table}"
         f"{f'{html.escape(sentence)} <code>{html.escape(code)}</code>' if code else ''}</div>",
     )
+
+
+def _going_on(chapters: list[str], begun: Collection[str], known: Mapping[str, Exercise]) -> str:
+    """Where to read on: the first chapter that is not begun, unless the course's last one is."""
+    unread = [number for number in chapters if number not in begun]
+    if not unread:
+        return "You have begun every chapter."
+    if chapters[-1] in begun:
+        return f"There is no chapter after {chapters[-1]}. Of the others you have not begun {', '.join(unread)}."
+    chapter = catalog.chapter(unread[0])
+    first = known[(chapter.core + chapter.deeper)[0]]
+    words = "The next chapter is" if begun else "No exercise is checked yet. Begin with"
+    return f"{words} {chapter.title}. Its first exercise is {first.id}, {first.title}."
 
 
 def _stand(core: list[tuple[Exercise, Standing]], deeper: list[tuple[Exercise, Standing]]) -> str:

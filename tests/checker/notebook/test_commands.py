@@ -319,6 +319,15 @@ def test_progress_shows_the_chapters_that_were_begun_and_what_is_open_next(chapt
     chapters("90.1"), chapters("91.1", "failed")
     text = repr(_shown(H100))
     assert "core path 2 of 2, deeper 1 of 1\n" in text and "next 91.1" in text and "next chapter" not in text
+    assert "You have begun every chapter." in text
+
+
+def test_after_the_last_chapter_the_first_is_not_called_the_next(chapters):
+    """A learner who began with the last chapter was told there: "The next chapter is 00 · Start here"."""
+    chapters("91.1", "failed")
+    for text in (repr(_shown(H100)), _shown(H100)._repr_html_()):
+        assert "There is no chapter after 91. Of the others you have not begun 90." in text
+        assert "next chapter" not in text
 
 
 def test_what_this_machine_cannot_judge_is_not_what_is_next(chapters):
