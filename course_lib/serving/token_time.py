@@ -2,7 +2,9 @@
 
 Each kind is a window around the calls that do it. On a CPU a stopwatch takes the time in it, less that in windows
 inside. On a GPU it is the time of the kernels that were launched in it, by torch.profiler; the rest of a token's time
-the GPU waits, mostly for the next launch.
+the GPU waits, mostly for the next launch. That is nine tenths of it where a `Speaker` launches SmolLM2's kernels one by
+one: 30.9 ms of 33.8 with PyTorch alone, 7.5 of 8.1 with everything switched on (H200, PyTorch 2.11, Triton 3.6,
+float16, November 2026).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from matplotlib.patches import Patch
 from course_lib.figures.style import BLUE, GRID, ORANGE, RED, new_figure, styled
 
 KINDS = {"prompt": BLUE, "token": ORANGE, "waits": GRID}
-NAMES = {"prompt": "a piece of the prompt, in tokens", "token": "one new token", "waits": "waits"}
+NAMES = {"prompt": "a piece of the text so far, in tokens", "token": "one new token", "waits": "waits"}
 
 
 @styled
@@ -15,8 +15,9 @@ def draw_steps(schedules: Mapping[str, Sequence[Mapping[int, tuple[str, int]]]])
     """A panel for each schedule, one below the other.
 
     Args:
-        schedules: {name: for each step {request: (kind, tokens)}}, a kind of KINDS; "waits" has no tokens. A request
-            that waits after it has run was preempted, and a red line marks where.
+        schedules: {name: for each step {request: (kind, tokens)}}, a kind of KINDS; "waits" has no tokens. A "prompt"
+            may be a text that is computed again, with tokens that were written. A request that waits after it has run
+            was preempted, and a red line marks where.
     """
     rows = [1 + max(request for step in steps for request in step) for steps in schedules.values()]
     figure, all_axes = new_figure(

@@ -43,7 +43,7 @@ def draw_token_time(times: Mapping[str, Mapping[str, float]], title: str = "Wher
             left += length
     axes.set_yticks(range(len(times)), [f"{name}\n{format_seconds(totals[name])} a token" for name in times])
     axes.set(ylim=(len(times) - 0.5, -0.5), xlim=(0, width), title=title)
-    axes.set_xlabel("% of a token's time" if shares else "ms a token")
+    axes.set_xlabel("% of each bar's own time" if shares else "ms a token")
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_color(MUTED)

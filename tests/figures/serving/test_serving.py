@@ -18,12 +18,15 @@ def test_the_path_names_every_stage():
 
 def test_a_request_that_waits_after_it_ran_was_sent_back_and_one_that_has_not_run_was_not():
     steps = [{0: ("prompt", 7), 1: ("waits", 0)}, {0: ("waits", 0), 1: ("token", 1)}, {0: ("prompt", 8)}]
-    (axes,) = draw_steps({"a run": steps}).axes
+    figure = draw_steps({"a run": steps})
+    (axes,) = figure.axes
     marks = [(line.get_xdata()[0], line.get_color()) for line in axes.lines]
     assert marks == [(1, RED)] and [text.get_text() for text in axes.texts] == ["7", "8"]
     drawn = [to_hex(bar.get_facecolor()[0]).upper() for bar in axes.collections]
     assert drawn == [KINDS[kind] for kind in ("prompt", "waits", "waits", "token", "prompt")]
     assert "3 steps" in axes.get_title(loc="left")
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert named == ["a piece of the text so far, in tokens", "one new token", "waits", "preempted"]
 
 
 def test_the_histogram_has_a_bar_for_each_token_and_a_mark_for_each_share():
