@@ -106,11 +106,11 @@ measured("16 launches over bytes, one user", by_launches / by_bytes, "times")
 # limit.
 #
 # Is 2 µs a good guess? We measured a larger model, with the shape of Llama-3.2-1B and 1,024 tokens of context (H200,
-# PyTorch 2.11, Triton 3.6, November 2026). A copy reached 4.25 TB/s in that run. At this speed the weights and the
-# cache take 590 µs at batch 1, and the engine's graph took 928. The other 338 µs are 3 µs for each of its 112 kernels.
-# At batch 8 the bytes take 645 µs and the graph took 1,093, so a kernel adds 4 µs. If SmolLM2's kernels add 3 µs each
-# to the time of its bytes, one user's step takes about 700 µs, which gives 1,400 tokens a second. The finale compares
-# this with a measurement.
+# PyTorch 2.11, Triton 3.6, November 2026). A copy reached about 4.25 TB/s in that run. At this speed the weights and
+# the cache take 590 µs at batch 1, and the engine's graph took 928. The other 338 µs are 3 µs for each of its 112
+# kernels. At batch 8 the bytes take 645 µs and the graph took 1,093, so a kernel adds 4 µs. If SmolLM2's kernels add 3
+# µs each to the time of its bytes, one user's step takes about 700 µs, which gives 1,400 tokens a second. The finale
+# compares this with a measurement.
 #
 # The host adds little: the whole step took 966 µs at batch 1 and 1,139 at batch 8. The library `transformers` with
 # `torch.compile` took 1,669 and 2,760 µs for the same two steps.
@@ -884,7 +884,8 @@ draw_speculation(rates=(0.9, 0.8, 0.6, 0.3), costs=(0.0, 0.1, 0.25, 0.5), rate=0
 #   guesses each, there are 320.
 # - **The step leaves its graph.** For a model with experts, guesses made it 11 to 73 % slower although 99 % of them
 #   were accepted, because the checking step was launched kernel by kernel
-#   ([imp#781](https://github.com/kekzl/imp/issues/781)).
+#   ([imp#781](https://github.com/kekzl/imp/issues/781)). In the finale such a run takes 31 ms, and the engine's
+#   captured step 0.76.
 #
 # The law is the same, but a greedy text may still change. A step of five rows may use another kernel than a step of
 # one, and it adds up in another order. If two tokens are nearly equally likely, the other one may then win.
@@ -1481,7 +1482,7 @@ else:
 # | an engine of your own | |
 # |---|---|
 # | wins | a step at batch 1: 966 µs against 1,669 of `transformers` compiled (measured, as above) |
-# | loses | guesses in new text: 46 steps instead of 60, but no graph: 31 ms for a run of the finale, 0.76 for a graph |
+# | loses | guesses in new text: 46 steps instead of 60 (CPU), but outside a graph: 31 ms a run, not 0.76 (finale) |
 # | falls back | a step with a prompt or with guesses fits no graph, and is launched kernel by kernel |
 # | trap | a hash divided by $2^{32}$ in float32: infinite noise once in 683 tokens (derived) |
 #
