@@ -1482,7 +1482,7 @@ else:
 # | an engine of your own | |
 # |---|---|
 # | wins | a step at batch 1: 966 µs against 1,669 of `transformers` compiled (measured, as above) |
-# | loses | guesses in new text: 46 steps instead of 60 (CPU), but without a graph: 31 ms a run, not 0.76 (H200, finale) |
+# | loses | guesses in new text: 46 steps instead of 60 (CPU), but outside a graph: 31 ms a run, not 0.76 (finale) |
 # | falls back | a step with a prompt or with guesses fits no graph, and is launched kernel by kernel |
 # | trap | a hash divided by $2^{32}$ in float32: infinite noise once in 683 tokens (derived) |
 #
