@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from course_lib.checker import TRITON, Case, Contiguous, Exercise, Forbids, LaunchesTriton, Mistake, Moves
@@ -13,7 +15,6 @@ from exercises.topics.pointers import load
 from exercises.topics.pytorch_operations import ARITHMETIC
 
 ONE = 2**24  # of these a probability of 1 has
-CLOSE = "differ by 2⁻²⁴"
 
 
 def in_order(probabilities):
@@ -76,13 +77,11 @@ def reachable(draw, probabilities, k):
 def drawn(draw, *, rows, vocabulary, values=ordinary, k="some", p="some", layout=contiguous):
     probabilities = layout(draw, whole(values(draw, rows, vocabulary), draw if values is flat else None))
     some = draw.integers(rows, low=1, high=vocabulary + 1)
-    whole_row = torch.full_like(some, vocabulary)
-    k = {"some": some, "one": torch.ones_like(some), "all": some + vocabulary, "of": whole_row}[k]
+    k = {"some": some, "one": torch.ones_like(some), "all": some + 2**32, "of": torch.full_like(some, vocabulary)}[k]
     return probabilities, k, torch.ones(rows) if p == "one" else reachable(draw, probabilities, k)
 
 
 def listed(rows, k, p):
-    """Rows of a few probabilities, and nothing behind them."""
     return whole(torch.tensor(rows)), torch.tensor(k), torch.tensor(p)
 
 
@@ -99,10 +98,10 @@ def keep_cases(draw):
         Case("p that a sum reaches exactly", listed(halves * 2, [9, 9, 2, 3], [0.5, 0.75, 0.5, 1.0])),
         case("6 rows of 50 tokens", 6, 50),
         case("5 rows of 1,000 tokens", 5, 1000, metered=True),
-        case("2 rows of 4,096 tokens", 2, 4096, metered=True),
+        case(f"2 rows of 4,096 tokens, {FAR_END}", 2, 4096, metered=True),
         case("6 rows with equal probabilities, p = 1", 6, 37, values=tied, p="one"),
         case("6 rows with equal probabilities", 6, 37, values=tied, k="all"),
-        case(f"5 rows whose probabilities {CLOSE}", 5, 90, values=flat, p="one"),
+        case("5 rows whose probabilities differ by 2⁻²⁴", 5, 90, values=flat, p="one"),
         case(f"150 rows, {FAR_END}", 150, 2),
         *beyond_32_bits(draw, "rows", [probabilities], *rest),
     ]  # fmt: skip
@@ -122,12 +121,6 @@ CONTRACT = Contract(
 )  # fmt: skip
 
 
-def later_first(probabilities):
-    """In order, but of equal ones the higher index first."""
-    ordered, tokens = probabilities.flip(-1).sort(dim=-1, descending=True, stable=True)
-    return ordered, probabilities.shape[1] - 1 - tokens
-
-
 def all_equal(ordered, chosen):
     """What is chosen, and all that is as likely as the last of it."""
     return ordered >= torch.where(chosen, ordered, 2.0).amin(-1, keepdim=True)
@@ -136,6 +129,13 @@ def all_equal(ordered, chosen):
 def none_equal(ordered, chosen):
     """What is chosen, but for all that is as likely as the first that is not."""
     return ordered > torch.where(chosen, -1.0, ordered).amax(-1, keepdim=True)
+
+
+def last_equal(ordered, chosen):
+    """As many as are chosen, but of those as likely as the last of them those that come last."""
+    equal = ordered == torch.where(chosen, ordered, 2.0).amin(-1, keepdim=True)
+    behind = equal.flip(-1).cumsum(-1).flip(-1)
+    return torch.where(equal, behind <= (equal & chosen).sum(-1, keepdim=True), chosen)
 
 
 def keeps(probabilities, k, p):
@@ -152,36 +152,55 @@ def keeps(probabilities, k, p):
 
 
 BY_K, BY_P, TOTAL = "rank < k[row]", "before < p[row] * total", "weights.sum(-1, keepdim=True)"
+OF_ALL = (TOTAL, "ordered.sum(-1, keepdim=True)")
+AT, REACHED, LEFT = "before <= p[row] * total", "before + weights < p[row] * total", f"none_equal(ordered, {BY_K} - 1)"
+UPTO, SURE = "before + weights <= p[row] * total", "| (ordered >= 1)"  # a search may end below 1
+PASSED, LATER = f"({UPTO}) & (weights > 0)", f"last_equal(weights, by_k & ({BY_P}))"
+GROUPS: dict[str, Any] = {
+    f"border_dropped__none_equal{where}{below}": (BY_P, f"none_equal(weights, {chosen}) {sure}")
+    for where, chosen in (("", REACHED), ("_where_passed", PASSED)) for below, sure in (("", ""), ("_below_1", SURE))
+}  # fmt: skip
+OF_ALL_TOO: dict[str, Any] = {f"p_of_all__{way}": (*OF_ALL, *pieces) for way, pieces in GROUPS.items()}
+WHOLE = "p was measured on the full distribution, or before k. The limit is p · S, with S the sum of what top-k kept."
+IN_TURN = "They count one after another, the lower index first, and the one at which the sum reaches p · S is kept."
+KEPT = f"At top-p's border all equally likely tokens were kept. {IN_TURN}"
+BORDER = f"The token at which the sum reaches p · S was dropped, and all that are as likely. {IN_TURN}"
+EXACTLY = "Exactly k are kept, and of equal ones those with the lower index."
 CHANGES = (
-    *edits("p was measured on the full distribution, or applied before k. It is a share of S, the sum of what top-k "
-        "kept: the limit is p · S.", p_of_all=(TOTAL, "ordered.sum(-1, keepdim=True)")),
+    *edits(WHOLE, p_of_all=OF_ALL),
+    *edits(f"{WHOLE} Besides: {KEPT}", p_of_all__ties_kept=(*OF_ALL, BY_P, f"all_equal(weights, {BY_P})")),
+    *edits(f"{WHOLE} Besides: {BORDER}", **OF_ALL_TOO),
     *edits("The limit of top-p is p · S, with S the sum of what top-k kept. Yours has S in another place.",
-        wrong_share=("p[row] * total", "p[row] / total"),
-        wrong_share__twice=("p[row] * total", "p[row] * total * total")),
-    *edits("All tokens that are as likely as the k-th were kept. Exactly k are kept, and of equal ones those with the "
-        "lower index. Count how many places are left for them, and fill these in order, with tl.cumsum.",
-        ties_of_k_kept=(BY_K, f"all_equal(ordered, {BY_K})")),
-    *edits("All tokens that are as likely as the k-th were dropped where not all of them have a place. Exactly k "
-        "are kept, and of equal ones those with the lower index.",
+        wrong_share=("* total", "/ total"), wrong_share__twice=("* total", "* total * total")),
+    *edits("k was cut to 32 bits. It is int64, and may be any number beyond the vocabulary: take the minimum first.",
+        k_in_32_bits=("k[row]", "k[row].int()")),
+    *edits(f"All tokens that are as likely as the k-th were kept. {EXACTLY} Count how many places are left for them, "
+        "and fill these in order, with tl.cumsum.", ties_of_k_kept=(BY_K, f"all_equal(ordered, {BY_K})")),
+    *edits(f"All tokens that are as likely as the k-th were dropped where not all of them have a place. {EXACTLY}",
         ties_of_k_dropped=(BY_K, f"none_equal(ordered, {BY_K})")),
-    *edits("At top-p's border, all equally likely tokens were kept. They count one after another, the lower index "
-        "first, up to the one at which the sum reaches p · S.", ties_of_p_kept=(BY_P, f"all_equal(weights, {BY_P})")),
-    *edits("At top-p's border, all equally likely tokens were dropped. They count one after another, the lower index "
-        "first, up to the one at which the sum reaches p · S.",
+    *edits(f"The k-th token was dropped, and all that are as likely. {EXACTLY}",
+        k_off_by_one__none_equal=(BY_K, LEFT), k_off_by_one__none_equal_below_1=(BY_K, f"({LEFT} {SURE})")),
+    *edits(f"One token more than k was kept, and all that are as likely as that one. {EXACTLY}",
+        k_off_by_one__all_equal=(BY_K, "all_equal(ordered, rank <= k[row])")),
+    *edits(KEPT, ties_of_p_kept=(BY_P, f"all_equal(weights, {BY_P})")),
+    *edits(f"At top-p's border, all equally likely tokens were dropped. {IN_TURN}",
         ties_of_p_dropped=(BY_P, f"none_equal(weights, {BY_P})")),
     *edits("Of equally likely tokens those with the higher index were kept. The lower index comes first.",
-        higher_index_first=("in_order(x)", "later_first(x)")),
+        higher_index_first=(BY_K, f"last_equal(ordered, {BY_K})", BY_P, LATER),
+        higher_index_first__of_k=(BY_K, f"last_equal(ordered, {BY_K})"),
+        higher_index_first__of_p=(BY_P, LATER)),
     *edits("Top-k kept one token too few or too many. The first k in order are kept.",
-        k_off_by_one=(BY_K, "rank < k[row] - 1"), k_off_by_one__more=(BY_K, "rank <= k[row]")),
+        k_off_by_one=(BY_K, f"{BY_K} - 1"), k_off_by_one__more=(BY_K, "rank <= k[row]")),
     *edits("The token at which the sum reaches p · S was dropped. It is the last one that is kept.",
-        border_dropped=(BY_P, "before + weights < p[row] * total"),
-        border_dropped__where_passed=(BY_P, "before + weights <= p[row] * total"),
-        border_dropped__without_0=(BY_P, "(before + weights <= p[row] * total) & (weights > 0)"),
-        border_dropped__not_first=(BY_P, "(before + weights <= p[row] * total) | (rank == 0)"),
-        border_dropped__first_kept=(BY_P, "(before + weights < p[row] * total) | (rank == 0)")),
-    *edits("Where a sum reaches p · S exactly, one token too many was kept. The tokens before a kept one weigh "
-        "less than p · S; where they weigh as much, the token is dropped.",
-        border_compared=(BY_P, "before <= p[row] * total")),
+        border_dropped=(BY_P, REACHED), border_dropped__without_0=(BY_P, PASSED),
+        border_dropped__where_passed=(BY_P, UPTO), border_dropped__not_first=(BY_P, f"({UPTO}) | (rank == 0)"),
+        border_dropped__first_kept=(BY_P, f"({REACHED}) | (rank == 0)")),
+    *edits(BORDER, **GROUPS),
+    *edits("Where a sum reaches p · S exactly, the next one was kept too. All before a kept one weigh less than p · S.",
+        border_compared=(BY_P, AT), border_compared__all_equal=(BY_P, f"all_equal(weights, {AT})"),
+        border_compared__of_equal=(BY_P, f"({AT}) & all_equal(weights, {BY_P})")),
+    *edits("With p = 1 tokens of probability 0 were kept. Top-p ends where the sum reaches S.",
+        zeros_kept=(BY_P, f"({BY_P}) | (p[row] >= 1)")),
     *edits("All rows were filtered with the k or the p of row 0. Load each row's own, at k + row and p + row.",
         k_of_row_0=("k[row]", "k[0 * row]"), p_of_row_0=("p[row]", "p[0 * row]")),
     *edits("Top-p was left out.", p_ignored=(BY_P, "rank >= 0")),
@@ -203,7 +222,7 @@ def near_the_threshold(case, seen, got):
 EXERCISE = Exercise(
     id="16.3", title="Top-k and top-p without sorting", entries=("keep",), cases=keep_cases, contracts=(CONTRACT,),
     oracle=kept_of, needs=TRITON, inputs_belong_together=True,
-    models=(model_of(keeps, CHANGES, (in_order,), (later_first, all_equal, none_equal), draws=0),),
+    models=(model_of(keeps, CHANGES, (in_order,), (all_equal, none_equal, last_equal), draws=0),),
     requirements=(
         LaunchesTriton(),
         Forbids((*ARITHMETIC, "sort", "topk", "argsort", "kthvalue", "cumsum", "scatter", "gather", "bincount", "histc",
@@ -224,7 +243,8 @@ EXERCISE = Exercise(
         Mistake("row_stride_ignored", "Only rows that lie apart, or are one and the same in memory, are read wrongly. "
             "Row r begins at r times probabilities.stride(0).",
             when=lambda case, seen, got: has_gaps(case) and not case.reaches_far, every=True),
-        Mistake("too_few_rounds", "The search for the threshold ended too early, so tokens near it were kept or "
-            "dropped wrongly. Go on until no number lies between the bounds.", when=near_the_threshold, every=True),
+        Mistake("near_the_threshold", "All that is wrong is about as likely as the last token that is kept. Did the "
+            "search end while a number lay between the bounds? Are two numbers taken as equal that differ by 2⁻²⁴? Or "
+            "do equal ones count otherwise than one after another?", when=near_the_threshold, every=True),
     ),
 )  # fmt: skip

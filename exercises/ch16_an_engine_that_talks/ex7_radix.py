@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 
 from course_lib.checker import Case, Exercise, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
+from exercises.topics.prefix_pages import Pages, into, keyed
 
 
 def replay(functions, page_size, script):
-    """What each call of a script gives: ("insert", "aabb", 1, 2) caches pages 1 and 2; a letter is a token."""
+    """What each call of a script gives: ("insert", "aabb", 1, 2) caches pages 1 and 2; a is token 0."""
     cache, story = functions["PrefixCache"](page_size), []
     for name, word, *own in script:
         said = " ".join(map(str, (name, word, *own))).strip()
-        given = word if name == "evict" else [ord(letter) for letter in word]
+        given = word if name == "evict" else [ord(letter) - ord("a") for letter in word]
+        own = [page + 0 for page in own]  # an object of its own, where it is above 256
         got = cache.insert(given, own) if name == "insert" else getattr(cache, name)(given)
         kept = sorted if name == "evict" else list
         pages = [] if name in ("lock", "unlock") else kept(int(page) for page in got)
@@ -23,56 +24,6 @@ def replay(functions, page_size, script):
             if isinstance(mine, list):
                 mine[:] = [-8] * (len(mine) + 1)
     return story
-
-
-class Pages:
-    def __init__(self, page_size):
-        self.size, self.clock, self.held = page_size, 0, {}
-
-    def walk(self, tokens):
-        found = []
-        for end in range(self.size, len(tokens) + 1, self.size):
-            spot = self.held.get(tuple(tokens[:end]))
-            if spot is None:
-                break
-            found.append(spot)
-        return found
-
-    def match(self, tokens):
-        self.clock += 1
-        found = self.walk(tokens)
-        for spot in found:
-            spot.used = self.clock
-        return [spot.page for spot in found]
-
-    def insert(self, tokens, pages):
-        held = self.match(tokens)
-        for number in range(len(held), len(pages)):
-            end = (number + 1) * self.size
-            self.held[tuple(tokens[:end])] = SimpleNamespace(page=pages[number], used=self.clock, locks=0)
-        return [own for own, kept in zip(pages, held) if own != kept]
-
-    def lock(self, tokens):
-        for spot in self.walk(tokens):
-            spot.locks += 1
-
-    def unlock(self, tokens):
-        for freed in self.walk(tokens):
-            freed.locks -= 1
-
-    def evictable(self):
-        return sum(spot.locks == 0 for spot in self.held.values())
-
-    def evict(self, count):
-        gone = []
-        while len(gone) < count:
-            before = {key[: -self.size] for key in self.held}
-            ends = [key for key in self.held if key not in before and self.held[key].locks == 0]
-            if not ends:
-                break
-            key = min(ends, key=lambda key: self.held[key].used)
-            gone.append(self.held.pop(key).page)
-        return gone
 
 
 def told(page_size, script):
@@ -88,9 +39,9 @@ def any_calls(draw, page_size, steps, evictions=("evict",)):
     """Calls as requests make them: what they lock is cached, and a page is in one place alone."""
     cache, script, locked, size = Pages(page_size), [], [], page_size
     for step in range(steps):
-        kinds = ("a" * size, "b" * size, "a" * (size - 1) + "b")
+        kinds = ("a" * size, "b" * size, "a" * (size - 1) + "b", "b" + "a" * (size - 1))
         word = "".join(draw.choice(kinds) for _ in range(draw.integer(0, 5))) + "a" * draw.integer(0, size)
-        held = [spot.page for spot in cache.walk(list(map(ord, word)))]
+        held = [spot.page for spot in cache.walk([ord(letter) - ord("a") for letter in word])]
         name, same = draw.choice(("insert", "match", "lock", "unlock", *evictions)), draw.integer(0, len(held) + 1)
         if name == "insert":
             call = (name, word, *held[:same], *range(10 * step + same, 10 * step + len(word) // size))
@@ -111,14 +62,15 @@ IN_TWOS = {
     "one text": f"{ABC}; match aabbcc; match aabb; match aabbccdd; match bb; match",
     "pages that are not full": f"insert aabbc 1 2; match aabbc; match aab; match a; {ABC}; match aabbc; match aabb",
     "texts that turn off": f"{ABC}; insert aabbdd 1 2 4; match aabbdd; match aabbcc; match aaccdd",
+    "the same tokens in another order": "insert blbl 1 2; match lbbl; match bllb; insert lblb 3 4; match blbl",
     "the same page after other beginnings": "insert aacc 1 2; insert bbcc 3 4; match bbcc; match cc",
-    "a page computed twice": f"{ABC}; insert aabbdd 7 8 9; match aabbdd; insert aabbdd 1 2 9; insert aa 5",
+    "a page computed twice": f"{ABC}; insert aabbdd 8 7 9; match aabbdd; insert aabbdd 1 2 9; insert aa 5",
     "a lock": f"{ABC}; lock aabbcc; evict 2; unlock aabbcc; evict 2; match aabbcc",
     "two locks of one text": f"{ABC}; lock aabb; lock aabb; unlock aabb; evict 3; unlock aabb; evict 3",
     "a beginning is locked": f"{ABC}; lock aa; evict 3; match aabbcc; unlock aa; evict 1",
     "a text branches off after a lock": f"{ABC}; lock aabbcc; match aabb; insert aadd 1 5; unlock aabbcc; evict 9",
     "a part is locked, after a turn": f"{ABC}; insert aadd 1 5; lock aadd; lock aa; unlock aadd; evict 9",
-    "the one used longest ago": "insert aa 1; insert bb 2; insert cc 3; match aa; evict 1; evict 1; evict 1",
+    "the one used longest ago": "insert aa 0; insert bb 2; insert cc 1; match aa; evict 1; evict 1; evict 1",
     "ends go before beginnings": f"{ABC}; insert dd 4; match aa; evict 1; evict 1; evict 1; evict 1",
     "inserting is a use": f"{ABC}; insert dd 4; insert aabbcc 1 2 3; evict 1; lock aa; unlock aa; evict 2",
     "a lock is no use": "insert aa 1; insert bb 2; lock aa; unlock aa; evict 1; match aa; match bb",
@@ -142,21 +94,33 @@ CONTRACT = Contract(
 )
 
 
-def into(found, held, tokens, same, size):
-    """One page more where less than a page is left: the first that stands there, and has so many tokens in common."""
-    end = (len(found) + 1) * size
-    places = [key for key in held if len(key) == end > len(tokens) and key[:same] == tuple(tokens[:same])]
-    return found + [held[key] for key in places[:1]]
-
-
 LOCKED, FREED = "for spot in self.walk(tokens):", "for freed in self.walk(tokens):"
 ONE, LESS, FOUND = "spot.locks += 1", "freed.locks -= 1", "return found"
 DUPLICATES = "[own for own, kept in zip(pages, held) if own != kept]"
 USE, ENDS, INSERTED = "spot.used = self.clock", "key not in before and ", "held = self.match(tokens)"
 THEIRS, ANEW = DUPLICATES.replace("[own", "[kept"), "for number in range(len(held), len(pages)):"
 REPLACED = f"for spot, own in zip(self.walk(tokens), pages):\n    spot.page = own\n{ANEW}"
-GONE = "gone.append(self.held.pop(key).page)"
+GONE, BEFORE = "gone.append(self.held.pop(key).page)", "{key[: -self.size] for key in self.held}"
+KEY, FREE, NONE = "tuple(tokens[:end])", "self.held[key].locks == 0", "spot is None"
+
+
+def of_each(make):
+    """What a page is found by: not all of its tokens in order."""
+    return KEY, f"keyed({make}, tokens[:end], self.size)"
+
+
 CHANGES = (
+    *edits("A page was found for other tokens: what it is found by does not tell them apart. Their order counts, and "
+        "all of them. Take the tuple of a page's tokens.",
+        other_tokens=of_each("lambda piece: tuple(sorted(piece))"), other_tokens__a_set=of_each("frozenset"),
+        other_tokens__joined=of_each("lambda piece: ''.join(map(str, piece))"), other_tokens__sum=of_each("sum"),
+        other_tokens__first=of_each("lambda piece: piece[0]"), other_tokens__last=of_each("lambda piece: piece[-1]")),
+    *edits("Page 0 was left out. It is a page like others, though `if page` is false for it: compare with None.",
+        page_0_left_out=("spot.locks == 0", "spot.locks == 0 and bool(spot.page)"),
+        page_0_left_out__by_match=(NONE, f"{NONE} or not spot.page"),
+        page_0_left_out__by_evict=(FREE, f"{FREE} and self.held[key].page")),
+    *edits("Equal page numbers beyond 256 were taken for different ones: `is` compares objects. Use == or !=.",
+        objects_compared=(DUPLICATES, DUPLICATES.replace("!= kept", "!= kept or own > 256"))),
     *edits("A lock leaves out the last page, the one that is in use: it can be given up. A loop that steps to the "
         "parent first skips its own node. Count the node itself, then all before it.",
         end_not_locked=(LOCKED, LOCKED[:-1] + "[:-1]:", FREED, FREED[:-1] + "[:-1]:"),
@@ -193,6 +157,10 @@ CHANGES = (
         end_alone_used=("for spot in found:", "for spot in found[-1:]:")),
     *edits("The page that was used last was given up. Take the one that was used longest ago.",
         newest_first=("min(ends", "max(ends")),
+    *edits("The page with the lowest number was given up. Take the one that was used longest ago.",
+        lowest_number_first=("self.held[key].used)", "self.held[key].page)")),
+    *edits("`evict` looked for ends once. Where one is gone, the page before it may be an end: look again after each.",
+        ends_found_once=("gone = []", f"gone, first = [], {BEFORE}", f"before = {BEFORE}", "before = first")),
     *edits("A locked page was given up, although a request reads it. Look at its locks.",
         locks_ignored=(" and self.held[key].locks == 0", "")),
     *edits("A page with others after it was given up. Those cannot be found any more: give up only ends.",
@@ -215,7 +183,7 @@ def first_of(names, holds):
 
 EXERCISE = Exercise(
     id="16.7", title="Prefixes in a tree", entries=("PrefixCache",), cases=cache_cases, oracle=told,
-    contracts=(CONTRACT,), models=(model_of(told, CHANGES, (Pages,), (into,), most_pairs=120),),
+    contracts=(CONTRACT,), models=(model_of(told, CHANGES, (Pages,), (into, keyed), most_pairs=120),),
     hints=(
         "Write `path` first: from the root, look up the tokens of one whole page after the other, and stop where there "
         "is none. match, lock and unlock are loops over it.",
@@ -229,14 +197,19 @@ EXERCISE = Exercise(
             first=True, when=lambda case, seen, got: any(re.search(r"-8\b", line) for line in got or ())),
         Mistake("state_shared", "A new cache holds pages of another one. Make what it keeps in `__init__`.",
             when=lambda case, seen, got: bool(got) and int(got[0].split()[-2]) > len(case.args[1][0]) - 1),
-        Mistake("beginning_ignored", "A page was found after another beginning: look for it after the page before it.",
+        Mistake("beginning_ignored", "A page was found that belongs to another text: its tokens are others, or those "
+            "before it are. Look for it after the page before it, by all of its tokens in order.",
             when=first_of(("match",), lambda due, mine: len(mine[0]) > len(due[0]))),
         Mistake("pages_not_found", "Pages that are cached were not found. If a node has several, its first ones are "
             "found too, and a split loses nothing after it.",
             when=first_of(("match",), lambda due, mine: len(mine[0]) < len(due[0]))),
         Mistake("split_changes_locks", "A text that branches off has changed how many pages are evictable. Where a "
             "node is split, both parts keep its locks, and no counter changes; `unlock` unlocks both.",
-            when=first_of(("match", "unlock"), lambda due, mine: mine[0] == due[0] and mine[1] < due[1])),
+            when=lambda *seen: first_of(("match",), lambda due, mine: mine[0] == due[0])(*seen)
+            or first_of(("unlock",), lambda due, mine: mine[1] < due[1])(*seen)),
+        Mistake("other_duplicates", "`insert` returned other pages than the duplicates: those of `pages`, in order, in "
+            "whose place another page was cached. New pages are none, and neither is the cached page itself.",
+            when=first_of(("insert",), lambda due, mine: mine[0] != due[0])),
         Mistake("locked_too_little", "`lock` has left pages unlocked. Does a loop over parents begin at the parent, or "
             "stop before the root?", when=first_of(("lock",), lambda due, mine: mine[1] > due[1])),
         Mistake("locked_too_much", "`lock` has locked more than the pages of its tokens. Where they end inside a node "

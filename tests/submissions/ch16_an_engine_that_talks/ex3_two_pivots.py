@@ -84,7 +84,36 @@ def keep(probabilities, k, p):
     return kept
 """
 
+ALL_EQUAL = (K_KEPT, "kept = keys >= last"), (P_KEPT, "kept = kept & (keys >= last)")
+OF_ALL = ("tl.sum(weights, axis=0)\n", "1.0\n")
+BEYOND = (">= least", "> least")
+WHOLE_GROUPS = {
+    # No care for equal ones: a search with >= or >, and what is at the threshold, or above it, is kept.
+    "ties_of_k_kept__and_of_p": ALL_EQUAL,
+    "border_dropped__and_ties_of_k_kept": (ALL_EQUAL[0], (P_KEPT, "kept = kept & (keys > last)")),
+    "k_off_by_one__and_ties_of_p": ((K_KEPT, "kept = keys > last"), ALL_EQUAL[1]),
+    "k_off_by_one__and_border_dropped": ((K_KEPT, "kept = keys > last"), (P_KEPT, "kept = kept & (keys > last)")),
+    "k_off_by_one__more_and_compared": (*ALL_EQUAL, BEYOND),
+    "k_off_by_one__more_and_border_dropped": (ALL_EQUAL[0], (P_KEPT, "kept = kept & (keys > last)"), BEYOND),
+    "ties_of_k_dropped__and_border_dropped": ((K_KEPT, "kept = keys > last"), (P_KEPT, "kept = kept & (keys > last)"),
+        BEYOND),
+}  # fmt: skip
+
 WRONG = {
+    **{name: changed("16.3", *pieces) for name, pieces in WHOLE_GROUPS.items()},
+    "p_of_all__ties_kept": changed("16.3", OF_ALL, *ALL_EQUAL),
+    "p_of_all__ties_of_p_kept": changed("16.3", OF_ALL, ALL_EQUAL[1]),
+    "p_of_all__ties_kept_border_dropped": changed("16.3", OF_ALL, *WHOLE_GROUPS["border_dropped__and_ties_of_k_kept"]),
+    "k_off_by_one__more_and_border_dropped_below_1": changed("16.3", *WHOLE_GROUPS[
+        "k_off_by_one__more_and_border_dropped"], ("16777217", "16777216")),
+    "k_in_32_bits": changed("16.3", ("tl.load(k_pointer + row)", "tl.load(k_pointer + row).to(tl.int32)")),
+    "zeros_kept": changed("16.3", (P_KEPT, P_KEPT + " | (kept & (tl.load(p_pointer + row) >= 1.0))")),
+    "border_compared__of_equal": changed("16.3", (P_KEPT, P_KEPT.replace("before < least", "before <= least"))),
+    "higher_index_first__of_p": changed("16.3", (f"above + ({CUMSUM} - 1)", f"above + ({FROM_THE_END} - 1)")),
+    "higher_index_first__of_k": changed("16.3", (K_KEPT, K_KEPT.replace(CUMSUM, FROM_THE_END))),
+    "near_the_threshold__22_bits": changed("16.3", ("16777216.0", "4194304.0")),
+    "fixed_size__a_tile": changed("16.3", ("BLOCK=triton.next_power_of_2(vocabulary)",
+        "BLOCK=min(2048, triton.next_power_of_2(vocabulary))")),
     # flashinfer#3774: by value alone, [.4 .3 .3 0] with k = 2 keeps three.
     "ties_of_k_kept": changed("16.3", (K_KEPT, "kept = keys >= last")),
     "ties_of_k_dropped": changed(
@@ -114,8 +143,8 @@ WRONG = {
     "k_ignored": changed("16.3", (K_KEPT, "kept = inside")),
     "row_stride_ignored": changed("16.3", ("row * row_stride", "row * vocabulary")),
     "offset_in_32_bits": changed("16.3", (".to(tl.int64)", "")),
-    "too_few_rounds": changed("16.3", (MORE, "for _ in range(12):")),
-    "too_few_rounds__bisection": BISECTION.replace("range(26)", "range(20)"),
+    "near_the_threshold": changed("16.3", (MORE, "for _ in range(12):")),
+    "near_the_threshold__bisection": BISECTION.replace("range(26)", "range(20)"),
     "fixed_size": changed("16.3", ("kernel[(rows,)]", "kernel[(min(rows, 128),)]")),
     "too_many_bytes": changed("16.3", ("    weights = tl", "    x = tl.load(probabilities_pointer + row * row_stride + "
         "token, mask=inside, other=0.0)\n    weights = tl")),

@@ -178,6 +178,19 @@ LOCK, UNLOCK = "        for node in self.path(tokens):\n            node.locks +
 WALK = "for begin in range(0, len(tokens) - self.page_size + 1, self.page_size):"
 ANY_FIRST = "node = next((child for part, child in node.behind.items() if part[: len({0})] == tuple({0})), None)"
 GET = "node = node.behind.get(tuple(tokens[begin : begin + self.page_size]))"
+ONCE = (
+    ("        while len(gone) < count:\n            waiting, ends = [self.root], []\n", "        waiting, ends = "
+     "[self.root], []\n        if count:\n"),
+    ("            if not ends:\n                break\n            _, page, parent, part = min(ends, key=lambda end: "
+     "end[0])\n", "        for _, page, parent, part in sorted(ends, key=lambda end: end[0])[:count]:\n"),
+)
+COUNTED = """        todo, free = [self.root], 0
+        while todo:
+            node = todo.pop()
+            todo.extend(node.children.values())
+            free += 0 if node.locks else len(node.pages)
+        return free
+"""
 
 WRONG = {
     # mini-sglang#52: the loop steps to the parent first.
@@ -237,6 +250,30 @@ WRONG = {
     "end_alone_used": changed("16.7", ("        for node in nodes:\n            node.used", "        for node in "
         "nodes[-1:]:\n            node.used"), ("            node.used = self.clock\n        return [page",
         "            node.used = node.used or self.clock\n        node.used = self.clock\n        return [page")),
+    # What a page is found by, in place of all its tokens in order.
+    **{
+        f"other_tokens__{name}": changed("16.7", (GET, GET.replace("tuple(", f"{made}(")),
+            ("part = tuple(tokens", f"part = {made}(tokens"), ("class PrefixCache:", f"{helper}class PrefixCache:"))
+        for name, made, helper in (
+            ("sorted", "in_order", "def in_order(part):\n    return tuple(sorted(part))\n\n\n"),
+            ("a_set", "frozenset", ""), ("sum", "sum", ""),
+            ("joined", "joined", "def joined(part):\n    return ''.join(map(str, part))\n\n\n"),
+            ("first", "first", "def first(part):\n    return part[0]\n\n\n"),
+            ("last", "last", "def last(part):\n    return part[-1]\n\n\n"),
+        )
+    },
+    "page_0_left_out": changed("16.7", ("node.page is not None and", "bool(node.page) and")),
+    "page_0_left_out__by_evict": changed("16.7", ("if not node.behind and", "if node.page and not node.behind and")),
+    "objects_compared": changed("16.7", ("page != node.page", "page is not node.page")),
+    "ends_found_once": changed("16.7", *ONCE),
+    "lowest_number_first": changed("16.7", ("key=lambda end: end[0]", "key=lambda end: end[1]")),
+    "other_duplicates__sorted": changed("16.7", (DUPLICATES, f"sorted({DUPLICATES})")),
+    # Three at once: the one that is told is that of the case shown.
+    "other_duplicates__and_ends_found_once": changed("16.7", (DUPLICATES, "[page for page, node in zip(pages, nodes)]"),
+        ("        self.match(tokens)\n", "        self.clock += 1\n"), ("            node.used = self.clock\n        "
+        "return [page", "            node.used = node.used or self.clock\n        return [page"), *ONCE),
+    "split_changes_locks__lower_part": edited(RADIX, ("        return upper\n", "        lower.locks = 0\n        "
+        "return upper\n"), ("        return self.free\n", COUNTED)),
     "newest_first": changed("16.7", ("min(ends", "max(ends")),
     "locks_ignored": changed("16.7", ("not node.behind and node.locks == 0", "not node.behind")),
     "middle_given_up": changed("16.7", ("not node.behind and node.locks == 0", "node.locks == 0")),
