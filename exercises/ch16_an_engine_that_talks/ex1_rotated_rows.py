@@ -184,7 +184,7 @@ CHANGES = (
         first_layer_alone=(QUERIES, 'if name.startswith("blk.0.attn_q."):', KEYS,
         'if name.startswith("blk.0.attn_k."):')),
     *edits("In layers from 10 on the rows were not moved. Their number has two digits: split the name at its dots.",
-        layers_of_two_digits=(QUERIES, f'{QUERIES[:-1]} and name[5] == ".":', KEYS, f'{KEYS[:-1]} and name[5] == ".":')),
+        from_layer_10=(QUERIES, f'{QUERIES[:-1]} and name[5] == ".":', KEYS, f'{KEYS[:-1]} and name[5] == ".":')),
     *edits("The weights of the norms were changed by 1. Some models store them so, and this file does not.",
         norms_changed=(STORED, f"{STORED} + part.endswith('norm')"),
         norms_changed__minus=(STORED, f"{STORED} - 1 * part.endswith('norm')")),

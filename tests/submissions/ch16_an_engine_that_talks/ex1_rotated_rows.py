@@ -60,7 +60,7 @@ WRONG = {
     "values_moved__bias_and_tied_always": changed("16.1",
         ('".attn_k." in name', '(".attn_k." in name or "attn_v.bias" in name)'),
         (TIED, '    loaded["logits.weight"] = loaded["embedding.weight"]\n')),
-    "layers_of_two_digits": changed("16.1", ("is not None:", 'is not None and name[5] == ".":')),
+    "from_layer_10": changed("16.1", ("is not None:", 'is not None and name[5] == ".":')),
     "norms_changed": changed("16.1", (STORED, "loaded[our_name(name)] = tensor + 1 if 'norm' in name else tensor")),
     "norms_changed__minus": changed(
         "16.1", (STORED, "loaded[our_name(name)] = tensor - 1 if 'norm' in name else tensor")
