@@ -393,7 +393,8 @@ def plan(requests, budget, free_pages, page_size):
     1. A request that runs and has 1 token left decodes. Decodes come first: a token each, in order of arrival, while
        the budget lasts. If one of them needs a page and none is free, the newest request that runs is preempted, which
        may be the one that needs the page. The pages of a preempted request are free at once, and it computes nothing
-       in this step. In a later step it waits, with nothing in the cache.
+       in this step. In a later step it waits, with nothing in the cache, in its old place of the order. So newer ones
+       that wait may overtake it in this step by rule 2, and later only their decodes come before it.
     2. Then all other requests follow in order of arrival, whether they run or wait. Each computes as many tokens as it
        has left, as the budget has left, and as fit into its pages and the free ones, whichever is least.
     3. If nobody computes by rules 1 and 2, although there are requests, the newest request that runs is preempted.

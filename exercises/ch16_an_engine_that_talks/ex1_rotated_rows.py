@@ -8,11 +8,9 @@ from course_lib.checker import Case, Exercise, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.edits import DoesNotRun
 
-# The driver is sent to the worker by its source alone, so it stands by itself.
-
 
 def by_name(functions, found, heads, key_heads, names):
-    """What was loaded, by the names that are asked for; None stands for what is missing."""
+    """What was loaded, by the names that are asked for; None stands for what is missing. Its source alone is sent."""
     loaded = functions["load_weights"](found, heads, key_heads)
     if not isinstance(loaded, dict):
         return loaded
@@ -33,9 +31,7 @@ def file_of(draw, *, layers, heads, head_dim, width, tied=True, biases=False, dt
         }  # fmt: skip
         found |= {f"blk.{layer}.{name}.weight": draw.normal(*shape, dtype=dtype) for name, shape in matrices.items()}
         found |= {f"blk.{layer}.{name}.weight": draw.normal(width) for name in ("attn_norm", "ffn_norm")}
-        if biases:
-            rows = {"attn_q": queries, "attn_k": keys, "attn_v": keys}
-            found |= {f"blk.{layer}.{name}.bias": draw.normal(count) for name, count in rows.items()}
+        found |= {f"blk.{layer}.{name}.bias": draw.normal(matrices[name][0]) for name in list(matrices)[:3] if biases}
     order = list(found)
     found = {order[place]: found[order[place]] for place in draw.permutation(len(order))}
     return found, query_heads, key_heads, sorted({"logits.weight", *map(ours, order)})
@@ -60,27 +56,15 @@ def loader_cases(draw):
 
 
 CONTRACT = Contract(
-    file_of,
-    choices={
-        "layers": (1, 3),
+    file_of, driver=by_name, most=5,
+    choices={"layers": (1, 3),
         "heads": tuple(Level(pair, "{} query heads on {}".format(*pair)) for pair in ((1, 1), (3, 1), (8, 4), (5, 5))),
-        "head_dim": (2, 6, 10, 64, 128),
-        "width": (1, 7, 16),
+        "head_dim": (2, 6, 10, 64, 128), "width": (1, 7, 16),
         "tied": (Level(True, "tied"), Level(False, "an output matrix of its own")),
-        "biases": (Level(False, ""), Level(True, "biases")),
-        "dtype": (torch.float32, torch.float16, torch.bfloat16),
-    },
-    says={
-        "heads": "heads is a multiple of key_heads",
-        "head_dim": "any even number",
-        "width": "need not be width",
-        "tied": "perhaps output.weight",
-        "biases": "may have a bias too",
-        "dtype": "others in float16 or bfloat16",
-    },
-    driver=by_name,
-    most=5,
-)
+        "biases": (Level(False, ""), Level(True, "biases")), "dtype": (torch.float32, torch.float16, torch.bfloat16)},
+    says={"heads": "heads is a multiple of key_heads", "head_dim": "any even number", "width": "need not be width",
+        "tied": "perhaps output.weight", "biases": "may have a bias too", "dtype": "others in float16 or bfloat16"},
+)  # fmt: skip
 
 PLACES = {
     "token_embd": "embedding", "output_norm": "norm", "output": "logits", "attn_norm": "attention_norm",
@@ -152,6 +136,7 @@ Q, K = "halves(tensor, heads)", "halves(tensor, key_heads)"
 QUERIES, KEYS = 'if part == "attn_q":', 'if part == "attn_k":'
 TIED = 'loaded["logits.weight"] = loaded.get("embedding.weight") if head is None else head'
 OF_WEIGHTS = 'if part == "attn_{}" and kind == "weight":'
+STORED, HEAD = "loaded[ours(name)] = tensor", " if head is None else head"
 
 
 def sided(name, sentence, wrong):
@@ -167,8 +152,11 @@ CHANGES = (
         "i + head_dim / 2, both in Q and in K.", "tensor"),
     *sided("other_direction", "The rows of {} were moved in the other direction, from halves to pairs. The file has "
         "pairs, so split a head as [head_dim / 2, 2] and exchange these two dimensions.", "pairs(tensor, {})"),
-    *edits("The rows of keys were cut into as many heads as queries have. There are key_heads of them.",
-        keys_cut_by_query_heads=(K, "halves(tensor, heads)")),
+    *edits("The rows or the bias of keys were cut into as many heads as queries have. There are key_heads of them.",
+        keys_cut_by_query_heads=(K, "halves(tensor, heads)"),
+        keys_cut_by_query_heads__bias=(K, 'halves(tensor, heads if kind == "bias" else key_heads)'),
+        keys_cut_by_query_heads__bias_where_it_fits=(K, 'halves(tensor, heads if kind == "bias" else key_heads) if '
+        'kind == "weight" or len(tensor) % (2 * heads) == 0 else tensor')),
     *edits("The rows of queries were cut into as many heads as keys have. There are `heads` of them.",
         queries_cut_by_key_heads=(Q, "halves(tensor, key_heads)")),
     *sided("across_heads", "The rows of {} were moved across the whole matrix, all even ones first. Each head is "
@@ -184,8 +172,9 @@ CHANGES = (
     *sided("head_dim_from_width", "The rows of {} were cut into heads of width / heads. A model may have other heads: "
         "head_dim is the number of rows, divided by the matrix's own number of heads.",
         "heads_of(tensor, found, heads)"),
-    *edits("The rows of values were moved too. Positions do not turn values, so they lie as they are.",
-        values_moved=(KEYS, 'if part in ("attn_k", "attn_v"):')),
+    *edits("The rows or the bias of values were moved too. Positions do not turn values, so they lie as they are.",
+        values_moved=(KEYS, 'if part in ("attn_k", "attn_v"):'),
+        values_moved__bias=(KEYS, 'if part == "attn_k" or name.endswith("attn_v.bias"):')),
     *edits("The output projection was changed too. Its input is made of the values, which are not turned.",
         outputs_moved=(KEYS, f'if part == "attn_output":\n    tensor = halves(tensor.T, heads).T\n{KEYS}')),
     *edits("A bias was left in pairs. Its elements are added to what the rows make, so they move with the rows, in Q "
@@ -194,10 +183,22 @@ CHANGES = (
     *edits("Only the first layer's rows were moved. Each layer has queries and keys.",
         first_layer_alone=(QUERIES, 'if name.startswith("blk.0.attn_q."):', KEYS,
         'if name.startswith("blk.0.attn_k."):')),
+    *edits("In layers from 10 on the rows were not moved. Their number has two digits: split the name at its dots.",
+        from_layer_10=(QUERIES, f'{QUERIES[:-1]} and name[5] == ".":', KEYS, f'{KEYS[:-1]} and name[5] == ".":')),
+    *edits("The weights of the norms were changed by 1. Some models store them so, and this file does not.",
+        norms_changed=(STORED, f"{STORED} + part.endswith('norm')"),
+        norms_changed__minus=(STORED, f"{STORED} - 1 * part.endswith('norm')")),
     *edits("logits.weight is missing where the file has no output.weight. The embedding is the output matrix there.",
         tied_head_missing=(TIED, "pass")),
     *edits("logits.weight is the embedding though the file has an output.weight. Take the embedding only where there "
-        "is none.", tied_always=(' if head is None else head', "")),
+        "is none.", tied_always=(HEAD, "")),
+    *edits("logits.weight is the embedding where output.weight stands before token_embd.weight. The tensors come in "
+        "any order, so look after the loop whether logits.weight is missing.", tied_in_the_loop=(STORED, f"{STORED}\n"
+        'if part == "token_embd":\n    loaded["logits.weight"] = tensor')),
+    *edits("logits.weight was transposed. It is [vocabulary, width], as in the file.",
+        head_transposed=(f'loaded.get("embedding.weight"){HEAD}', f'(loaded.get("embedding.weight"){HEAD}).T'),
+        head_transposed__tied=('loaded.get("embedding.weight")', 'loaded.get("embedding.weight").T'),
+        head_transposed__own=(HEAD, f"{HEAD}.T")),
 )  # fmt: skip
 
 
@@ -210,22 +211,21 @@ def _said_of(found, heads, *_):
     if any(name.endswith("bias") for name in found):
         return "biases"
     rows, width, keys = (len(found[f"{name}.weight"]) for name in ("blk.0.attn_q", "output_norm", "blk.0.attn_k"))
-    fits = "keys fit" if keys % (2 * heads) == 0 else "keys do not fit"
-    return f"{fits}, {'' if rows == width else 'other '}width"
+    return f"keys {'do not ' * (keys % (2 * heads) > 0)}fit, {'other ' * (rows != width)}width"
+
+
+def other_dtype(case, seen, got):
+    """Whether some tensor has another dtype than in the file, and all have their shapes."""
+    want = loaded_weights(*case.args)
+    both = [(got.get(name), want[name]) for name in case.args[-1]] if isinstance(got, dict) else []
+    shapes = all(getattr(one, "shape", None) == other.shape for one, other in both)
+    return shapes and any(one.dtype != other.dtype for one, other in both)
 
 
 EXERCISE = Exercise(
-    id="16.1",
-    title="Rows in the right pairs",
-    entries=("load_weights",),
-    cases=loader_cases,
-    oracle=loaded_weights,
-    contracts=(CONTRACT,),
-    models=(
-        model_of(
-            loaded_weights, CHANGES, (halves, cut), (pairs, exchanged, by_pairs, columns, heads_of), may_be_silent=True
-        ),
-    ),
+    id="16.1", title="Rows in the right pairs", entries=("load_weights",), cases=loader_cases, oracle=loaded_weights,
+    contracts=(CONTRACT,), models=(model_of(loaded_weights, CHANGES, (halves, cut), (pairs, exchanged, by_pairs,
+        columns, heads_of), may_be_silent=True, most_pairs=100),),
     hints=(
         "Begin with a loop over found.items() that only renames. Then change the two kinds of tensors whose rows move.",
         "One head of six lies in the file as rows 0 3 1 4 2 5 of ours. Written as three rows of two numbers, the first "
@@ -237,13 +237,14 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake("head_dim_fixed", "Rows were cut by a number that fits only some models. head_dim is the number of "
             "rows, divided by the matrix's own number of heads.", when=refused_where("keys fit, width")),
-        Mistake("keys_cut_by_query_heads", "The rows of keys cannot be cut into as many heads as queries have. There "
-            "are key_heads of them.", when=refused_where("keys do not fit, width")),
-        Mistake("head_dim_from_width", "Rows cannot be cut where heads · head_dim is not the width. head_dim is the "
-            "number of rows, divided by the matrix's own number of heads.",
-            when=refused_where("keys fit, other width")),
+        Mistake("keys_cut_by_query_heads", "The rows of keys cannot be cut into as many heads as queries have. "
+            "There are key_heads of them.", when=refused_where("keys do not fit, width")),
+        Mistake("head_dim_from_width", "Rows cannot be cut where heads · head_dim is not the width. head_dim is "
+            "the rows, divided by the matrix's own heads.", when=refused_where("keys fit, other width")),
         Mistake("bias_has_one_dimension", "A bias has one dimension, and a matrix has two. Move the rows in a way that "
             "leaves the other dimensions as they are: unflatten dimension 0, exchange, flatten.",
             when=refused_where("biases")),
+        Mistake("dtype_changed", "A tensor has another dtype than in the file. Move its rows, and convert nothing.",
+            when=other_dtype),
     ),
 )  # fmt: skip

@@ -7,11 +7,8 @@ from course_lib.checker.specification.contract import Contract, Level
 
 
 def serve(functions, texts, budget, pages, page_size, steps):
-    """Run an engine on `plan`, and tell each step, up to a plan that breaks a promise. Its source alone is sent.
-
-    texts: (id, step of arrival, prompt, written, cached, tokens to write) each.
-    """
-    keys = ("id", "prompt", "written", "cached", "pages")
+    """Run an engine on `plan`, and tell each step, up to a plan that breaks a promise. Its source alone is sent."""
+    keys = ("id", "prompt", "written", "cached", "pages")  # texts: id, arrival, prompt, written, cached, to write
     books = {t[0]: dict(zip(keys, (t[0], *t[2:5], -(-t[4] // page_size)))) for t in texts}
     story, unfinished = [], list(texts)
 
@@ -21,11 +18,11 @@ def serve(functions, texts, budget, pages, page_size, steps):
         yield from ["the requests were changed"] * (given != here)
         yield from (f"{n} is planned, and is not there (any more)" for n in [*tokens, *gone] if n not in left)
         yield from (f"{n} has an entry of {count} tokens" for n, count in tokens.items() if count < 1)
+        yield from (f"{n} is preempted, and computes {tokens[n]} tokens" for n in gone if n in tokens)
         yield from (f"{n} computes {new} tokens, and has {left[n]} left" for n, new in tokens.items() if new > left[n])
         yield from (f"{n} is preempted, and holds no page" for n in gone if n not in running)
         yield from (f"{n} is preempted, and another one is newer" for n in gone if not {*newer[n]} <= {*gone})
         yield from [f"{sum(tokens.values())} tokens, and the budget is {budget}"] * (sum(tokens.values()) > budget)
-        yield from (f"{n} is preempted, and computes {tokens[n]} tokens" for n in gone if n in tokens)
         back = free + sum(books[n]["pages"] for n in gone)
         more = sum(-(-(books[n]["cached"] + tokens[n]) // page_size) - books[n]["pages"] for n in tokens)
         yield from [f"{more} new pages, and {back} are free"] * (more > back)
@@ -135,7 +132,7 @@ def scheduler_cases(draw):
         served("one prompt of 5 tokens", [("a", 1, 5, 0, 0, 3)], 8, 4, 4),
         served("a prompt of 39 tokens, a budget of 8", [("a", 1, 39, 0, 0, 3)], 8, 12, 4),
         served("a decode beside a long prompt", [("b", 1, 4, 0, 0, 6), ("a", 2, 20, 0, 0, 2)], 8, 12, 4),
-        served("the decode came later", [("b", 1, 30, 0, 0, 2), ("a", 1, 3, 1, 3, 4)], 8, 12, 4),
+        served("the decode came later", [("b", 1, 30, 0, 0, 2), ("a", 1, 4, 0, 3, 4)], 8, 12, 4),
         served("a budget of 1", [("c", 1, 3, 0, 0, 3), ("b", 1, 2, 0, 0, 2), ("a", 3, 1, 0, 0, 2)], 1, 8, 4),
         served("more decodes than the budget", [(n, 1, 4, 1, 4, 3) for n in "dcba"], 2, 8, 4),
         served("more decodes than the budget, no page is free", [(n, 1, 4, 1, 4, 3) for n in "dcba"], 1, 4, 4),
@@ -145,10 +142,10 @@ def scheduler_cases(draw):
         served("the newest finds no page itself", [("b", 1, 20, 0, 13, 2), ("a", 1, 3, 6, 8, 9)], 8, 11, 2),
         served("a prompt fills a page, and none is free", [("b", 1, 20, 0, 13, 2), ("a", 1, 11, 1, 11, 4)], 8, 7, 4),
         served("preempted after 9 written tokens", [("b", 1, 4, 1, 4, 9), ("a", 1, 3, 9, 11, 12)], 6, 4, 4),
-        served("all hold pages, nobody can grow", [("b", 1, 12, 0, 8, 2), ("a", 1, 12, 0, 8, 2)], 8, 4, 4),
+        served("all hold pages, nobody can grow", [(0, 1, 12, 0, 8, 2), ("a", 1, 12, 0, 8, 2)], 8, 4, 4),
         served("one cannot grow, the next has room", [("b", 1, 12, 0, 8, 2), ("a", 1, 9, 0, 5, 2)], 8, 4, 4),
         served("a decode is preempted, a chunk follows", [("b", 1, 24, 0, 16, 1), ("a", 1, 12, 5, 16, 7)], 8, 8, 4),
-        served("a prompt of one token", [("b", 1, 8, 1, 8, 6), ("a", 2, 1, 0, 0, 3), (0, 2, 1, 0, 0, 3)], 2, 4, 4),
+        served("a prompt of one token", [("b", 1, 8, 1, 8, 6), ("c", 2, 1, 0, 0, 3), ("a", 2, 1, 0, 0, 3)], 2, 4, 4),
         served("pages of one token", traffic(draw, 4, 6, 5, together=False), 4, 12, 1),
         served("12 requests, one after another", traffic(draw, 12, 20, 8, together=False), 10, 12, 4),
         served("8 requests at once, few pages", traffic(draw, 8, 16, 12, together=True), 16, 9, 4),
@@ -166,14 +163,13 @@ CONTRACT = Contract(
 
 LEFT = 'one["prompt"] + one["written"] - one["cached"]'
 LEFT_OF_PROMPT, IN_PROMPT = 'one["prompt"] - one["cached"]', 'one["cached"] < one["prompt"]'
-ROUND_UP = '-(-(one["cached"] + count) // self.page_size)'
-DECODES = '[one for one in self.running if one["left"] == 1]'
+ROUND_UP, DECODES = '-(-(one["cached"] + count) // self.page_size)', '[one for one in self.running if one["left"] == 1]'
 NEEDED, ITS_TURN = "self.grows(one, 1) > self.free", "self.budget > 0 and one in self.running"
-PREEMPT = f"if {ITS_TURN} and {NEEDED}:\n    self.preempt()"
+PREEMPT, OTHERS = f"if {ITS_TURN} and {NEEDED}:\n    self.preempt()", 'if one["id"] not in self.gone and'
 CHUNK, COUNT = 'min(one["left"], self.budget)', 'min(one["left"], self.budget, room)'
-ROOM = '(one["pages"] + self.free) * self.page_size - one["cached"]'
-ALL, GIVEN = "for one in self.requests:", "if count > 0:\n    self.compute(one, count)"
-ORDER, BACK = "self.decode()\nself.fill()", 'self.free += newest["pages"]'
+ROOM, BACK = '(one["pages"] + self.free) * self.page_size - one["cached"]', 'self.free += newest["pages"]'
+ALL, SORTED = "for one in self.requests:", "for one in sorted(self.requests, key=lambda one: {}):"
+GIVEN, ORDER = "if count > 0:\n    self.compute(one, count)", "self.decode()\nself.fill()"
 
 CHANGES = (
     *edits("The budget was counted down before a request was preempted. Subtract a token when a decode gets it.",
@@ -193,9 +189,12 @@ CHANGES = (
     *edits("A request computes only its prompt. One that was preempted has lost the keys and values of what it wrote "
         "too: it has prompt + written - cached tokens left.",
         prompt_alone=(LEFT, f"{LEFT_OF_PROMPT} if {IN_PROMPT} else 1"), prompt_alone__ever=(LEFT, LEFT_OF_PROMPT),
+        prompt_alone__waiting=(LEFT, LEFT.replace('["written"]', '["written"] * (one["pages"] > 0)')),
         prompt_alone__then_the_rest=(COUNT, f"min({LEFT_OF_PROMPT} if {IN_PROMPT} else {LEFT}, self.budget, room)")),
     *edits("A preempted request whose prompt is in the cache was taken for a decode. A decode has 1 token left.",
         decode_by_prompt=(DECODES, f"[one for one in self.running if not {IN_PROMPT}]")),
+    *edits("A prompt's last token was not taken for a decode. What runs and has 1 token left is one, written or not.",
+        last_of_a_prompt=(DECODES, DECODES.replace("== 1", '== 1 and one["written"] > 0'))),
     *edits("A request that waits was taken for a decode because it has 1 token left. A decode runs: it holds pages.",
         waiting_decodes=(DECODES, DECODES.replace("self.running", "self.requests"),
         ITS_TURN, 'self.budget > 0 and one["id"] not in self.gone')),
@@ -214,8 +213,10 @@ CHANGES = (
         round_ended=(GIVEN, f"{GIVEN}\n    break"), round_ended__without_a_page=(GIVEN, f"{GIVEN}\nelse:\n    break")),
     *edits("Requests were not taken in order of arrival, which is that of the list, whether they run or wait.",
         not_by_arrival=(ALL, f"{ALL[:-1]}[::-1]:"), not_by_arrival__decodes=(DECODES, f"{DECODES}[::-1]"),
-        not_by_arrival__waiting=(ALL, "for one in sorted(self.requests, key=lambda one: one['pages'] > 0):"),
-        not_by_arrival__shortest=(ALL, 'for one in sorted(self.requests, key=lambda one: one["left"]):')),
+        not_by_arrival__waiting=(ALL, SORTED.format('one["pages"] > 0')), not_by_arrival__shortest=(ALL, SORTED.format(
+        'one["left"]')), not_by_arrival__running=(ALL, SORTED.format('one["pages"] == 0'))),
+    *edits('A request whose id is 0 or "" was left out. Python takes these for false: ask whether the id is in a list.',
+        id_taken_for_false=(OTHERS, f'{OTHERS} one["id"] and')),
 )  # fmt: skip
 BROKEN = {  # what the engine says of a plan that it cannot run
     "were changed": ("requests_changed", "The requests were changed. Keep what you count in variables of your own."),
@@ -232,7 +233,6 @@ BROKEN = {  # what the engine says of a plan that it cannot run
     "nobody computes": ("nobody_computes", "Nobody computes, although each request fits by itself. If all hold full "
         "pages, each waits for another one's: preempt the newest by rule 3, and apply rule 2 again."),
 }  # fmt: skip
-
 
 EXERCISE = Exercise(
     id="16.6", title="The scheduler", entries=("plan",), cases=scheduler_cases, oracle=told, contracts=(CONTRACT,),

@@ -129,13 +129,15 @@ CONTRACT = Contract(
 
 @functools.lru_cache(maxsize=64)
 def _counted(case, got):
-    """How often each column of the width was counted in a wrong result; None where that does not explain it."""
+    """How often each column of the width was counted, or 16 together; None where that does not explain a result."""
     x, weight = (tensor.double() for tensor in case.args)
     shape = x.shape[0], weight.shape[0]
     if not isinstance(got, torch.Tensor) or got.shape != shape or not bool(got.isfinite().all()):
         return None
     of_columns = (x[:, None] * weight).flatten(0, 1)  # [rows · out, width]
-    if len(of_columns) < 1.5 * x.shape[1] or x.shape[1] < 2:
+    if len(of_columns) < 1.5 * x.shape[1]:  # too few equations for each column by itself
+        of_columns = torch.stack([part.sum(1) for part in of_columns.split(16, 1)], 1)
+    if len(of_columns) < 1.5 * of_columns.shape[1] or of_columns.shape[1] < 2:
         return None
     times = torch.linalg.lstsq(of_columns, got.double().cpu().flatten()[:, None]).solution[:, 0].round()
     near = torch.allclose(of_columns @ times, got.double().cpu().flatten(), rtol=2e-2, atol=2e-2)
@@ -176,12 +178,12 @@ def _rounded_on_the_way(case, seen, got):
 
 
 START = "Some of the width was used again and again. Add the block's start to the positions in both operands."
+X_STRIDE = "The rows of x were read as if they had no gap between them. They lie x.stride(0) elements apart."
 BLOCKS = (16, 32, 64, 128, 256)
 CHANGES = (
     *edits(START, **{f"start_forgotten__x_{n}": ("x.stride(0) + inner", f"x.stride(0) + inner % {n}") for n in BLOCKS},
         **{f"start_forgotten__w_{n}": ("weight.stride(0) + inner", f"weight.stride(0) + inner % {n}") for n in BLOCKS}),
-    *edits("The rows of x were read as if they had no gap between them. They lie x.stride(0) elements apart.",
-        x_stride_ignored=("x.stride(0)", "x.shape[1]")),
+    *edits(X_STRIDE, x_stride_ignored=("x.stride(0)", "x.shape[1]")),
     *edits("The rows of the weight were read as if they had no gap between them. They lie weight.stride(0) elements "
         "apart.", weight_stride_ignored=("weight.stride(0)", "x.shape[1]")),
     *edits("The rows of one operand were read with the other's stride. Each has its own.",
@@ -194,15 +196,8 @@ CHANGES = (
 
 
 EXERCISE = Exercise(
-    id="16.8",
-    title="A product for few rows",
-    entries=("few_rows",),
-    cases=few_rows_cases,
-    oracle=product,
-    contracts=(CONTRACT,),
-    models=(model_of(few_rows, CHANGES),),
-    needs=TRITON,
-    uses_dot=True,
+    id="16.8", title="A product for few rows", entries=("few_rows",), cases=few_rows_cases, oracle=product,
+    contracts=(CONTRACT,), models=(model_of(few_rows, CHANGES),), needs=TRITON, uses_dot=True,
     requirements=(
         LaunchesTriton(),
         Forbids((*MATRIX_PRODUCTS, *ARITHMETIC, "einsum", "dot")),
@@ -213,9 +208,12 @@ EXERCISE = Exercise(
     ),
     mistakes=(
         Mistake("rows_dropped", "Rows beyond the first 16 or 32 were not computed. Give the tile as many rows as x, "
-            "max(16, triton.next_power_of_2(rows)).", when=left_out(0)),
+            "max(16, triton.next_power_of_2(rows)).", when=left_out(0), every=True),
         Mistake("columns_dropped", "The last outputs were not computed. Count their tiles by triton.cdiv(out, BLOCK_N) "
-            "and begin a tile at its program's number times BLOCK_N.", when=left_out(1)),
+            "and begin a tile at its program's number times BLOCK_N.", when=left_out(1), every=True),
+        Mistake("one_block_of_a_part", "Of the blocks of a part only one was counted, the first or the last. Add each "
+            "block's product to a sum that begins before the loop, and let the loop go on to the part's end.",
+            when=counted(lambda times: (times <= 1).all() and int((times.diff() < 0).sum() + (times[0] == 0)) > 1)),
         Mistake("parts_overwritten", "One part of the width is the whole result. Were the parts stored in one place, "
             "where the last one stays, or was only one added? Each part needs its own place in the workspace, or an "
             "atomic addition.", when=counted(lambda times: (times <= 1).all() and 0 < 2 * times.sum() <= len(times))),
@@ -231,7 +229,9 @@ EXERCISE = Exercise(
         Mistake("writes_outside", "A store reaches past the result or the workspace. Mask it with row < rows and "
             "column < out.", when=first_access("writes")),
         Mistake("reads_outside", "A load reaches past an operand. Mask the rows of x, the rows of the weight and the "
-            "width, with other=0.0.", when=first_access("reads")),
+            "width, with other=0.0.", when=first_access("reads", whole=True)),
+        Mistake("x_stride_ignored", X_STRIDE, when=lambda case, seen, got: first_access("reads")(case, seen, got)
+            and not case.args[0].is_contiguous() and case.args[1].is_contiguous()),
         Mistake("rounded_on_the_way", "The result is only about right. Is a sum or a part kept in 16 bits? Sums and "
             "parts are float32, and the result is rounded once.", when=_rounded_on_the_way, every=True),
     ),

@@ -5,6 +5,7 @@ from tests.submissions.edits import changed
 COUNT = 'count = heads if ".attn_q." in name else key_heads if ".attn_k." in name else None'
 MOVED = "tensor.unflatten(0, (count, -1, 2)).transpose(1, 2).flatten(0, 2)"
 TIED = '    loaded.setdefault("logits.weight", loaded["embedding.weight"])\n'
+STORED = "loaded[our_name(name)] = tensor"
 OTHER = "tensor.unflatten(0, (count, 2, -1)).transpose(1, 2).flatten(0, 2)"
 
 WRONG = {
@@ -53,6 +54,25 @@ WRONG = {
     "first_layer_alone": changed("16.1", ("is not None:", 'is not None and "blk.0." in name:')),
     "tied_head_missing": changed("16.1", (TIED, "")),
     "tied_always": changed("16.1", (TIED, '    loaded["logits.weight"] = loaded["embedding.weight"]\n')),
+    "keys_cut_by_query_heads__bias": changed("16.1", (COUNT, f"{COUNT}\n        if name.endswith('attn_k.bias'):\n"
+        "            count = heads if len(tensor) % (2 * heads) == 0 else None")),
+    "values_moved__bias": changed("16.1", ('".attn_k." in name', '(".attn_k." in name or "attn_v.bias" in name)')),
+    "values_moved__bias_and_tied_always": changed("16.1",
+        ('".attn_k." in name', '(".attn_k." in name or "attn_v.bias" in name)'),
+        (TIED, '    loaded["logits.weight"] = loaded["embedding.weight"]\n')),
+    "from_layer_10": changed("16.1", ("is not None:", 'is not None and name[5] == ".":')),
+    "norms_changed": changed("16.1", (STORED, "loaded[our_name(name)] = tensor + 1 if 'norm' in name else tensor")),
+    "norms_changed__minus": changed(
+        "16.1", (STORED, "loaded[our_name(name)] = tensor - 1 if 'norm' in name else tensor")
+    ),
+    "tied_in_the_loop": changed("16.1", (STORED, f"{STORED}\n        if name == 'token_embd.weight':\n"
+        "            loaded['logits.weight'] = tensor"), (TIED, "")),
+    "head_transposed": changed("16.1", (TIED, f"{TIED}    loaded['logits.weight'] = loaded['logits.weight'].T\n")),
+    "head_transposed__tied": changed("16.1", (TIED, TIED.replace('"])', '"].T)'))),
+    "head_transposed__own": changed("16.1", (STORED, f"{STORED}.T if name == 'output.weight' else tensor")),
+    "dtype_changed": changed("16.1", (STORED, f"{STORED}.float()")),
+    "dtype_changed__of_the_head": changed("16.1", (TIED, TIED.replace('"])', '"].float())'))),
+    "dtype_changed__of_what_moves": changed("16.1", (".flatten(0, 2)", ".flatten(0, 2).float()")),
     "modified_input": changed(
         "16.1", ("            tensor = tensor.unf", "            tensor[:] = tensor.clone().unf")
     ),

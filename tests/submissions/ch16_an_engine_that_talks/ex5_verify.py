@@ -36,6 +36,8 @@ WRONG = {
     "triangle_too_wide": seeing("length - QUERIES + 2 + number"),
     "triangle_too_wide__compared": changed("16.5", (SCORED, SCORED.replace("<", "<="))),
     "triangle_too_wide__not_the_last": seeing("tl.minimum(length - QUERIES + 2 + number, length)"),
+    "one_page_masked": changed("16.5", (SCORED, "tl.where((positions[None, :] < ends[:, None]) | "
+        "(block < tl.cdiv(length, PAGE_SIZE) - 1), scores, ")),
     "mask_from_the_start": seeing("1 + number"),
     "triangle_turned_round": seeing("length - number"),
     "guesses_counted_twice": seeing("length + 1 + number"),

@@ -99,6 +99,16 @@ WRONG = {
     "waiting_preempted": wrong(("        newest = running.pop()\n", "        newest = requests[-1]\n        if newest "
                                 "in running:\n            running.pop()\n")),
     "not_the_newest": wrong(("running.pop()", "running.pop(len(running) // 3)")),
+    "last_of_a_prompt": wrong(("missing(request) == 1]", 'missing(request) == 1 and request["written"]]')),
+    "not_by_arrival__running": wrong((
+        LOOP, LOOP.replace("requests", 'sorted(requests, key=lambda r: r["pages"] == 0)'))),
+    "preempted_computes__from_its_start": wrong((' or request["id"] in preempted', ""),
+        ("free_pages += newest", "requests[requests.index(newest)] = {**newest, 'cached': 0, 'pages': 0}\n"
+         "        free_pages += newest"),
+        ("tokens, preempted = {}, []", "tokens, preempted, requests = {}, [], [*requests]")),
+    "prompt_alone__waiting_and_last_page_forgotten": wrong((ROOM, "room = free_pages * page_size"),
+        (MISSING, MISSING.replace('["written"]', '["written"] * (request["pages"] > 0)'))),
+    "id_taken_for_false": wrong(('if request["id"] in tokens', 'if not request["id"] or request["id"] in tokens')),
     "not_there": wrong((RETURN, "    tokens.update({'before': 1} if not requests else {})\n" + RETURN)),
 }  # fmt: skip
 UNUSUAL = {

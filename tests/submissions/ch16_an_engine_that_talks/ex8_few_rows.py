@@ -56,6 +56,13 @@ WRONG = {
     "columns_dropped": wrong((
         "tiles, programs = triton.cdiv(out, BLOCK_N)", "tiles, programs = max(1, out // BLOCK_N)")),
     "columns_dropped__one_tile": wrong(("tl.program_id(0) * BLOCK_N + ", "")),
+    "last_columns_lost__of_the_blocks": wrong((ENDS, ENDS.replace("part * blocks // splits", "part * "
+        "(blocks // splits)").replace("(part + 1) * blocks // splits", "(part + 1) * (blocks // splits)"))),
+    "one_block_of_a_part": wrong((DOT, "total = tl.dot(x_tile, weight_tile)")),
+    "one_block_of_a_part__the_first": wrong((ENDS, f"{ENDS}\n    end = tl.minimum(begin + BLOCK_K, end)")),
+    "reads_outside__between_rows": wrong((INSIDE, INSIDE.replace("< width", "< width + BLOCK_K"))),
+    "x_stride_ignored__and_16_bits": wrong(("x.stride(0), weight.stride(0)", "width, weight.stride(0)"),
+        (DOT, "total = (total + tl.dot(x_tile, weight_tile)).to(x_tile.dtype).to(tl.float32)")),
     "start_forgotten": wrong(("inner = start + tl", "inner = tl")),
     "start_forgotten__x": wrong(("x_rows + inner[None, :]", "x_rows + (inner - start)[None, :]")),
     "start_forgotten__weight": wrong(("weight_rows + inner[:, None]", "weight_rows + (inner - start)[:, None]")),
