@@ -14,8 +14,8 @@
 # stays fluent and becomes a little worse. So you will judge each part by what it promises, and not by how the text
 # looks.
 #
-# **Time.** About six hours for all eight exercises, estimated. The **core path** takes two: exercises 16.1, 16.6, 16.2
-# and 16.4 in this order, and every section whose heading does not end in *deeper*. You need chapters 05, 06 and 14.
+# **Time.** About six hours for all eight exercises, estimated. The **core path** takes two: exercises 16.1, 16.2, 16.4
+# and 16.6, and every section whose heading does not end in *deeper*. You need chapters 05, 06 and 14.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -290,170 +290,10 @@ for words, weights in (("put back by your loader", loaded), ("left as in the fil
 # ([Qwen3-VL-Embedding#89](https://github.com/QwenLM/Qwen3-VL-Embedding/issues/89)), or loaded norms that multiply by $1
 # + w$ as if they multiplied by $w$ ([imp#81](https://github.com/kekzl/imp/issues/81)).
 #
-# ## Who runs in the next step
-#
-# Once the model is loaded, requests come. The *scheduler* decides which tokens the next step computes. It sees which
-# requests wait and which run, how many tokens each has left, and how many pages are free. It needs no tensors, so you
-# can write it as a plain function.
-#
-# Three ideas make a good one:
-#
-# - **Continuous batching.** The batch may change at each step. A request that has ended leaves at once, and a waiting
-#   one takes its place.
-# - **Chunked prefill.** A step has a *budget* of tokens, in real engines some hundreds to thousands. Each text that is
-#   being written gets one token of it first, because a user is reading along. The rest goes to prompts, and a long
-#   prompt is cut into chunks over several steps. Without chunks, a prompt of 10,000 tokens would hold up everybody
-#   else's next token.
-# - **Preemption.** Every new token may need a page. When none is free, the scheduler *preempts* the request that came
-#   last: it takes that request's pages away and sends it back to the queue. Its text is kept, but its keys and values
-#   are gone. Later it computes them again, for the prompt *and* for the tokens that it has written.
-#
-# The picture shows the course's scheduler with five requests, which arrive at steps 0, 0, 2, 5 and 9. It has two rules
-# that exercise 16.6 does not have: at most four requests run at a time, and a preempted request may find its old pages
-# again. **Before you look:** request 2, the third one, has a prompt of 26 tokens. What changes if the budget is 12
-# tokens instead of 64?
-
-# %%
-from course_lib.figures.serving.steps import draw_steps
-from course_lib.serving.memory.prefix_allocator import PrefixAllocator
-from course_lib.serving.requests import Job, Request
-from course_lib.serving.scheduler import Scheduler
-
-ARRIVALS = [(0, 10, 14), (0, 6, 18), (2, 26, 10), (5, 5, 14), (9, 12, 8)]  # step, tokens of prompt, new tokens
-
-
-def scheduled(budget, pages):
-    """For each step what each request got: {request: (kind, tokens)}."""
-    scheduler = Scheduler(PrefixAllocator(pages, page_size=4), budget=budget, most_running=4)
-    jobs = [Job(number, Request([100 * number + place for place in range(prompt)], new))
-            for number, (_, prompt, new) in enumerate(ARRIVALS)]
-    steps = []
-    while any(job.written < job.request.new_tokens for job in jobs):
-        for job, (arrival, *_) in zip(jobs, ARRIVALS):
-            if arrival == len(steps):
-                scheduler.add(job)
-        parts = scheduler.plan()
-        step = {job.number: ("waits", 0) for job in scheduler.waiting + scheduler.running}
-        for part in parts:
-            decodes = part.job.written and part.count == 1
-            step[part.job.number] = ("token" if decodes else "prompt", part.count)
-        steps.append(step)
-        scheduler.ran(parts)
-        for part in parts:
-            if part.asks:  # the part ends the text, so a token is chosen; here it does not matter which
-                part.job.write(0)
-                if part.job.written == part.job.request.new_tokens:
-                    scheduler.end(part.job)
-    return steps
-
-
-draw_steps({
-    "a budget of 64 tokens": scheduled(64, pages=64),
-    "a budget of 12 tokens": scheduled(12, pages=64),
-    "a budget of 12 tokens, and 19 pages of 4 tokens": scheduled(12, pages=19),
-})
-
-# %% [markdown]
-# With a budget of 64, request 2 runs its whole prompt in one step. That step takes longer than the others, because it
-# computes 28 tokens instead of two. With a budget of 12 the prompt takes three steps, and requests 0 and 1 get their
-# token in each of them.
-#
-# In the third run there are too few pages. Request 3 is preempted at step 9 and request 2 at step 12. When they come
-# back, request 3 has to run 9 tokens again: its prompt of 5 and the 4 that it had written. Request 2 has to run only 2,
-# because most of its old pages had not been given to anybody else yet.
-#
-# A policy can be wrong without an error, too. One engine ran no decode in a step that had any piece of a prompt. While
-# it read a prompt of 600,104 tokens, a request of 101 tokens waited 82.4 s for its first token. With a scheduler that
-# mixes them it waited 1.9 s, and the long prompt ended within 0.6 s of its old time
-# ([ATOM#1835](https://github.com/ROCm/ATOM/pull/1835), eight MI355X).
-
-# %% [markdown]
-# **The scheduler.** You plan one step by the three ideas above. In this exercise any number of requests may run, and a
-# preempted one finds none of its old pages again. It waits at least until the next step, and a newer request may take
-# its pages before. So the third traffic takes 27 steps by these rules instead of 25, with 3 preemptions, and 49 tokens
-# run again.
-
-
-# %%
-# Exercise 16.6 · The scheduler
-def plan(requests, budget, free_pages, page_size):
-    """Plan one step of an engine: how many tokens each request computes, and who gives its pages back.
-
-    requests: a list of dicts in order of arrival, the oldest first. There may be none. Each dict has
-        "id": a string or a whole number, different for each request;
-        "prompt": tokens of its prompt, at least 1; "written": tokens of its output so far, 0 or more;
-        "cached": how many of its prompt + written tokens are in the cache. The others are what it has left, at least 1;
-        "pages": pages that it holds, ceil(cached / page_size). It runs if it holds any, and waits if not.
-    budget: the most tokens of a step, at least 1. free_pages: pages that nobody holds. page_size: tokens of a page, at
-        least 1. Each request alone, with all its tokens, would fit into all the pages.
-    Returns: (tokens, preempted). tokens is a dict from the id of each request that computes to its number of tokens,
-    with no entry of 0; preempted is a list of ids. Both are in any order. `requests` must stay as it is.
-
-    To compute `new` tokens, a request takes ceil((cached + new) / page_size) - pages of the free pages. The rules are:
-    1. A request that runs and has 1 token left decodes. Decodes come first: a token each, in order of arrival, while
-       the budget lasts. If one of them needs a page and none is free, the newest request that runs is preempted, which
-       may be the one that needs the page. The pages of a preempted request are free at once, and it computes nothing
-       in this step. In a later step it waits, with nothing in the cache, in its old place of the order. So newer ones
-       that wait may overtake it in this step by rule 2, and later only their decodes come before it.
-    2. Then all other requests follow in order of arrival, whether they run or wait. Each computes as many tokens as it
-       has left, as the budget has left, and as fit into its pages and the free ones, whichever is least.
-    3. If nobody computes by rules 1 and 2, although there are requests, the newest request that runs is preempted.
-       Then rule 2 is applied again.
-    """
-    # BEGIN SOLUTION
-    tokens, preempted = {}, []
-    running = [request for request in requests if request["pages"] > 0]
-
-    def missing(request):
-        return request["prompt"] + request["written"] - request["cached"]
-
-    def pages_for(request, new):
-        return -(-(request["cached"] + new) // page_size) - request["pages"]
-
-    def preempt_the_newest():
-        nonlocal free_pages
-        newest = running.pop()
-        preempted.append(newest["id"])
-        free_pages += newest["pages"]
-
-    def compute(request, new):
-        nonlocal free_pages, budget
-        tokens[request["id"]] = new
-        budget -= new
-        free_pages -= pages_for(request, new)
-
-    def compute_prompts():
-        for request in requests:
-            if request["id"] in tokens or request["id"] in preempted:
-                continue
-            room = (request["pages"] + free_pages) * page_size - request["cached"]
-            new = min(missing(request), budget, room)
-            if new > 0:
-                compute(request, new)
-
-    for request in [request for request in running if missing(request) == 1]:
-        if budget == 0:
-            break
-        if request in running and pages_for(request, 1) > free_pages:
-            preempt_the_newest()
-        if request in running:
-            compute(request, 1)
-    compute_prompts()
-    if requests and not tokens:
-        preempt_the_newest()
-        compute_prompts()
-    return tokens, preempted
-    # END SOLUTION
-
-
-# %%
-best_plan = check("16.6", plan).best
-
-# %% [markdown]
 # ## Sampling is probability
 #
-# The step ends with a row of logits for each request, and a row becomes a token. The model gives a logit $x_t$ for each
-# token $t$. With a *temperature* $T$, token $t$ is to be drawn with the probability
+# Once the model is loaded, each step ends with a row of logits for each request, and a row becomes a token. The model
+# gives a logit $x_t$ for each token $t$. With a *temperature* $T$, token $t$ is to be drawn with the probability
 #
 # $$p_t = \frac{e^{x_t / T}}{\sum_s e^{x_s / T}}$$
 #
@@ -481,7 +321,7 @@ best_plan = check("16.6", plan).best
 # **Where does $u$ come from?** Not from a generator with a state, because it would give your request other numbers when
 # somebody else's request draws before it. Instead $u$ is made from a *hash* of (seed, position, token), a function that
 # mixes their bits thoroughly. Such noise is called *counter-based*. The same request then draws the same tokens alone,
-# in any batch, and again after it was preempted.
+# in any batch, and again when it was interrupted.
 #
 # The next cell draws the byte after "Alice was " from chapter 05's small model, 100 times and 5,000 times, each draw at
 # a position of its own. About 19 in 20 error bars should include the top of their grey bar.
@@ -1007,6 +847,166 @@ def verify_attention(
 
 # %%
 best_verify_attention = check("16.5", verify_attention).best
+
+# %% [markdown]
+# ## Who runs in the next step
+#
+# An engine runs many requests at once. Its *scheduler* decides which tokens the next step computes. It sees which
+# requests wait and which run, how many tokens each has left, and how many pages are free. It needs no tensors, so you
+# can write it as a plain function.
+#
+# Three ideas make a good one:
+#
+# - **Continuous batching.** The batch may change at each step. A request that has ended leaves at once, and a waiting
+#   one takes its place.
+# - **Chunked prefill.** A step has a *budget* of tokens, in real engines some hundreds to thousands. Each text that is
+#   being written gets one token of it first, because a user is reading along. The rest goes to prompts, and a long
+#   prompt is cut into chunks over several steps. Without chunks, a prompt of 10,000 tokens would hold up everybody
+#   else's next token.
+# - **Preemption.** Every new token may need a page. When none is free, the scheduler *preempts* the request that came
+#   last: it takes that request's pages away and sends it back to the queue. Its text is kept, but its keys and values
+#   are gone. Later it computes them again, for the prompt *and* for the tokens that it has written.
+#
+# The picture shows the course's scheduler with five requests, which arrive at steps 0, 0, 2, 5 and 9. It has two rules
+# that exercise 16.6 does not have: at most four requests run at a time, and a preempted request may find its old pages
+# again. **Before you look:** request 2, the third one, has a prompt of 26 tokens. What changes if the budget is 12
+# tokens instead of 64?
+
+# %%
+from course_lib.figures.serving.steps import draw_steps
+from course_lib.serving.memory.prefix_allocator import PrefixAllocator
+from course_lib.serving.requests import Job, Request
+from course_lib.serving.scheduler import Scheduler
+
+ARRIVALS = [(0, 10, 14), (0, 6, 18), (2, 26, 10), (5, 5, 14), (9, 12, 8)]  # step, tokens of prompt, new tokens
+
+
+def scheduled(budget, pages):
+    """For each step what each request got: {request: (kind, tokens)}."""
+    scheduler = Scheduler(PrefixAllocator(pages, page_size=4), budget=budget, most_running=4)
+    jobs = [Job(number, Request([100 * number + place for place in range(prompt)], new))
+            for number, (_, prompt, new) in enumerate(ARRIVALS)]
+    steps = []
+    while any(job.written < job.request.new_tokens for job in jobs):
+        for job, (arrival, *_) in zip(jobs, ARRIVALS):
+            if arrival == len(steps):
+                scheduler.add(job)
+        parts = scheduler.plan()
+        step = {job.number: ("waits", 0) for job in scheduler.waiting + scheduler.running}
+        for part in parts:
+            decodes = part.job.written and part.count == 1
+            step[part.job.number] = ("token" if decodes else "prompt", part.count)
+        steps.append(step)
+        scheduler.ran(parts)
+        for part in parts:
+            if part.asks:  # the part ends the text, so a token is chosen; here it does not matter which
+                part.job.write(0)
+                if part.job.written == part.job.request.new_tokens:
+                    scheduler.end(part.job)
+    return steps
+
+
+draw_steps({
+    "a budget of 64 tokens": scheduled(64, pages=64),
+    "a budget of 12 tokens": scheduled(12, pages=64),
+    "a budget of 12 tokens, and 19 pages of 4 tokens": scheduled(12, pages=19),
+})
+
+# %% [markdown]
+# With a budget of 64, request 2 runs its whole prompt in one step. That step takes longer than the others, because it
+# computes 28 tokens instead of two. With a budget of 12 the prompt takes three steps, and requests 0 and 1 get their
+# token in each of them.
+#
+# In the third run there are too few pages. Request 3 is preempted at step 9 and request 2 at step 12. When they come
+# back, request 3 has to run 9 tokens again: its prompt of 5 and the 4 that it had written. Request 2 has to run only 2,
+# because most of its old pages had not been given to anybody else yet.
+#
+# A policy can be wrong without an error, too. One engine ran no decode in a step that had any piece of a prompt. While
+# it read a prompt of 600,104 tokens, a request of 101 tokens waited 82.4 s for its first token. With a scheduler that
+# mixes them it waited 1.9 s, and the long prompt ended within 0.6 s of its old time
+# ([ATOM#1835](https://github.com/ROCm/ATOM/pull/1835), eight MI355X).
+
+# %% [markdown]
+# **The scheduler.** You plan one step by the three ideas above. In this exercise any number of requests may run, and a
+# preempted one finds none of its old pages again. It waits at least until the next step, and a newer request may take
+# its pages before. So the third traffic takes 27 steps by these rules instead of 25, with 3 preemptions, and 49 tokens
+# run again.
+
+
+# %%
+# Exercise 16.6 · The scheduler
+def plan(requests, budget, free_pages, page_size):
+    """Plan one step of an engine: how many tokens each request computes, and who gives its pages back.
+
+    requests: a list of dicts in order of arrival, the oldest first. There may be none. Each dict has
+        "id": a string or a whole number, different for each request;
+        "prompt": tokens of its prompt, at least 1; "written": tokens of its output so far, 0 or more;
+        "cached": how many of its prompt + written tokens are in the cache. The others are what it has left, at least 1;
+        "pages": pages that it holds, ceil(cached / page_size). It runs if it holds any, and waits if not.
+    budget: the most tokens of a step, at least 1. free_pages: pages that nobody holds. page_size: tokens of a page, at
+        least 1. Each request alone, with all its tokens, would fit into all the pages.
+    Returns: (tokens, preempted). tokens is a dict from the id of each request that computes to its number of tokens,
+    with no entry of 0; preempted is a list of ids. Both are in any order. `requests` must stay as it is.
+
+    To compute `new` tokens, a request takes ceil((cached + new) / page_size) - pages of the free pages. The rules are:
+    1. A request that runs and has 1 token left decodes. Decodes come first: a token each, in order of arrival, while
+       the budget lasts. If one of them needs a page and none is free, the newest request that runs is preempted, which
+       may be the one that needs the page. The pages of a preempted request are free at once, and it computes nothing
+       in this step. In a later step it waits, with nothing in the cache, in its old place of the order. So newer ones
+       that wait may overtake it in this step by rule 2, and later only their decodes come before it.
+    2. Then all other requests follow in order of arrival, whether they run or wait. Each computes as many tokens as it
+       has left, as the budget has left, and as fit into its pages and the free ones, whichever is least.
+    3. If nobody computes by rules 1 and 2, although there are requests, the newest request that runs is preempted.
+       Then rule 2 is applied again.
+    """
+    # BEGIN SOLUTION
+    tokens, preempted = {}, []
+    running = [request for request in requests if request["pages"] > 0]
+
+    def missing(request):
+        return request["prompt"] + request["written"] - request["cached"]
+
+    def pages_for(request, new):
+        return -(-(request["cached"] + new) // page_size) - request["pages"]
+
+    def preempt_the_newest():
+        nonlocal free_pages
+        newest = running.pop()
+        preempted.append(newest["id"])
+        free_pages += newest["pages"]
+
+    def compute(request, new):
+        nonlocal free_pages, budget
+        tokens[request["id"]] = new
+        budget -= new
+        free_pages -= pages_for(request, new)
+
+    def compute_prompts():
+        for request in requests:
+            if request["id"] in tokens or request["id"] in preempted:
+                continue
+            room = (request["pages"] + free_pages) * page_size - request["cached"]
+            new = min(missing(request), budget, room)
+            if new > 0:
+                compute(request, new)
+
+    for request in [request for request in running if missing(request) == 1]:
+        if budget == 0:
+            break
+        if request in running and pages_for(request, 1) > free_pages:
+            preempt_the_newest()
+        if request in running:
+            compute(request, 1)
+    compute_prompts()
+    if requests and not tokens:
+        preempt_the_newest()
+        compute_prompts()
+    return tokens, preempted
+    # END SOLUTION
+
+
+# %%
+best_plan = check("16.6", plan).best
 
 # %% [markdown]
 # ## Prefixes in a tree · deeper
