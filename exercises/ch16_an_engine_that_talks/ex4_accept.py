@@ -19,7 +19,7 @@ def law_of(functions, draft_probabilities, target_probabilities, steps):
     An answer is a row of tokens, with `none` behind its last. One that is not possible has no token.
     """
     q, p = draft_probabilities, target_probabilities
-    k, none = q.shape
+    (k, none), changed = q.shape, 0
     drafts = torch.arange(none**k)[:, None] // none ** torch.arange(k) % none
     chances = q.double().gather(1, drafts.T).prod(0)
     drafts, chances = drafts[chances > 0], chances[chances > 0]
@@ -34,19 +34,20 @@ def law_of(functions, draft_probabilities, target_probabilities, steps):
                 row = [int(token) for token in accept(draft, q, p, uniform)]
                 row = [token if 0 <= token < none else none for token in row] if len(row) <= k + 1 else []
                 rows.append(row + [none] * (k + 1 - len(row)))
+            for at in range(0, len(drafts), len(drafts) // 64 + 1):  # the same arguments once more
+                changed += len({tuple(map(int, accept(drafts[at], q, p, uniforms[at]))) for _ in range(2)}) - 1
         answers = torch.tensor(rows)
-    follows = ((answers[:, 1:] == none) | (answers[:, :-1] == drafts)).all(1)
-    answers = answers.where(follows[:, None], none)
+    answers = answers.where(((answers[:, 1:] == none) | (answers[:, :-1] == drafts)).all(1)[:, None], none)
     place = (answers * (none + 1) ** torch.arange(k, -1, -1)).sum(1)
-    law = torch.zeros((none + 1) ** (k + 1), dtype=torch.float64)
-    law.scatter_add_(0, place, (chances / len(grid)).repeat_interleave(len(grid)))
+    chances = (chances / len(grid)).repeat_interleave(len(grid))
+    law = torch.zeros((none + 1) ** (k + 1), dtype=torch.float64).scatter_add_(0, place, chances)
     first = law.view(none + 1, -1).sum(1)[:none]
-    counts = torch.zeros(k + 2, dtype=torch.float64)
-    counts.scatter_add_(0, (answers < none).sum(1), (chances / len(grid)).repeat_interleave(len(grid)))
+    counts = torch.zeros(k + 2, dtype=torch.float64).scatter_add_(0, (answers < none).sum(1), chances)
     shares, apart = ", ".join(f"{share:.4g}" for share in first.tolist()), float((first - p[0]).abs().sum()) / 2
     return {
         "chances of each first token": f"{shares} (total variation from p: {apart:.2f})",
         f"chance of 0 to {k + 1} tokens": counts,
+        "calls that answer otherwise if repeated": torch.tensor(float(changed)),
         "chance of each answer": law.view([none + 1] * (k + 1)),
     }
 
@@ -241,10 +242,9 @@ EXERCISE = Exercise(
         "sum gives NaN; but there no guess is refused.",
     ),
     mistakes=(
-        Mistake(
-            "bonus_outside",
-            "A row was read that is not there. q has k rows and p has k + 1; k may be 0.",
-            when=raised("IndexError"),
-        ),
+        Mistake("bonus_outside", "An index is out of range. q has k rows, p has k + 1; k may be 0, a list empty.",
+            when=raised("IndexError")),
+        Mistake("random_numbers", "The same arguments give different answers. Take chance from `uniforms` only.",
+            when=lambda case, seen, got: isinstance(got, dict) and got["calls that answer otherwise if repeated"] > 0),
     ),
-)
+)  # fmt: skip

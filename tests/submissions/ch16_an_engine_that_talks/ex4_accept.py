@@ -114,6 +114,7 @@ WRONG = {
                                     "target_probabilities.softmax(-1)\n    tokens = []")
     ),
     "bonus_outside": changed("16.4", (BONUS, "weights = target_probabilities[len(draft_tokens) + 1]")),
+    "random_numbers": accepting("torch.rand(()) < p[token] / q[token]"),
     "modified_input": changed("16.4", (RESIDUAL, "weights = target_probabilities[place].sub_(q).clamp_(min=0)")),
 }
 
