@@ -635,8 +635,8 @@ def accept(
         guess was copied from the prompt, or be equal to p's row.
     target_probabilities: p, float32 [k + 1, vocabulary]. Row i is for the place of guess i, the last for the token
         after all guesses. It may be 0 where q is not.
-    uniforms: float32 [k + 1], independent, each between 0 and 1: uniforms[i] is for the decision on guess i, the last
-        one for the draw of the token that you append at the end.
+    uniforms: float32 [k + 1], independent, each strictly between 0 and 1: one for the decision on each guess, and one
+        for the draw of the token that you append at the end. None serves twice, not even what is left of its range.
     Returns: a list of 1 to k + 1 tokens: the guesses that are accepted, then the one that is drawn. If the
     guesses were drawn from q, these tokens have the law of p, and as many guesses are accepted as the rule above
     accepts. Which uniforms lead to which token is up to you. No argument is changed.
