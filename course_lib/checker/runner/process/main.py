@@ -68,18 +68,19 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(36, 1)
 
 
-def _still_owed(pid: int, seconds: float, gpu: bool = False) -> float:
+def _still_owed(pid: int, seconds: float, gpu: bool = False, unread: bool = False) -> float:
     """How much of so many seconds of a processor a child, or one of its ranks, that wants to compute has not had.
 
     What a compiler that it has started computes is its own. 0 for one that waits: the clock alone would stop an answer
-    for what other programs do. Whoever computes also waits for a moment, for a page or a full pipe, so it is looked at
-    several times. One that uses a GPU also waits in its driver, for as long as others use it.
+    for what other programs do. Whoever computes also waits for a moment, for a page, so it is looked at several times.
+    One that uses a GPU also waits in its driver, for as long as others use it. If something of it is `unread`, it may
+    wait for a full pipe, and so for us.
     """
-    owed = [_still_owed(rank, seconds, gpu) for rank in whereabouts.ranks_of(pid)]
+    owed = [_still_owed(rank, seconds, gpu, unread) for rank in whereabouts.ranks_of(pid)]
     used, wants = 0.0, False
     for _ in range(LOOKS):
         used, states = whereabouts.computed(pid)
-        wants = "R" in states or gpu and ("D" in states or _is_busy())
+        wants = unread or "R" in states or gpu and ("D" in states or _is_busy())
         if wants or not states:
             break
         time.sleep(TICK)
@@ -277,7 +278,7 @@ class _Worker:
                     seconds, paced = seconds * pace.slowness(), True
                     latest = started + PATIENCE * seconds
                 if left <= 0 and time.monotonic() < latest:
-                    owed = _still_owed(pid, seconds, limits["gpu"])
+                    owed = _still_owed(pid, seconds, limits["gpu"], bool(selector.select(0)))
                     if owed > TICK:
                         deadline = min(time.monotonic() + owed, latest)
                         continue
