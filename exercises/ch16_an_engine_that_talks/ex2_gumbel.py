@@ -15,12 +15,11 @@ from exercises.topics.pointers import load
 from exercises.topics.pytorch_operations import ARITHMETIC
 from exercises.topics.vector_inputs import spread
 
-FIRST, SECOND, ONES, BLOCKS = 0x85EBCA6B, 0xC2B2AE35, 0xFFFFFFFF, (64, 128, 256, 512, 1024, 2048, 4096)
+FIRST, SECOND, ONES, BLOCKS = 0x85EBCA6B, 0xC2B2AE35, 0xFFFFFFFF, (128, 256, 512, 1024, 2048, 4096)
 
 
 def mix(word):
-    word = word & ONES
-    word = ((word ^ (word >> 16)) * FIRST) & ONES
+    word = ((word & ONES ^ (word & ONES) >> 16) * FIRST) & ONES
     word = ((word ^ (word >> 13)) * SECOND) & ONES
     return word ^ (word >> 16)
 
@@ -75,22 +74,21 @@ def last_likely(draw, rows, vocabulary):
 ORDINARY, MIXED, GREEDY, HOT = spread(2.0), (0.0, 0.5, 1.0, 1.7, 4.0), (0.0,), (20.0, 100.0)
 
 
-def drawn(draw, *, rows, vocabulary, temperatures=MIXED, values=ORDINARY, dtype=torch.float32, layout=contiguous,
-          high=2**31):  # fmt: skip
-    temperature = torch.tensor([draw.choice(temperatures) for _ in range(rows)])
-    seeds, positions = draw.integers(rows, low=0, high=high), draw.integers(rows, low=0, high=4000)
+def drawn(draw, *, rows, vocabulary, temperatures=MIXED, values=ORDINARY, dtype=torch.float32, layout=contiguous):
+    temperature = torch.tensor(temperatures).roll(draw.integer(0, 9)).repeat(rows)[:rows]
+    seeds, positions = draw.integers(2, rows, low=0, high=2**32 - 200)
     return apart(layout(draw, values(draw, rows, vocabulary).to(dtype)), temperature, seeds, positions)
 
 
-def given_bits(draw, word, logit, others=0.0):
-    token, positions = draw.integers(12, low=1, high=67), draw.integers(12, low=0, high=4000)
-    logits = others + draw.normal(12, 67)
+def given_bits(draw, word, logit, others=0.0, temperature=1.0):
+    token, positions = draw.integers(12, low=1, high=67), draw.integers(12, low=0, high=2**32 - 200)
+    logits = others + draw.normal(12, 67).argsort(-1)
     logits[torch.arange(12), token] = logit
-    return apart(logits, torch.ones(12), positions, positions, token, word)
+    return apart(logits, torch.full((12,), temperature), positions, positions, token, word)
 
 
 def sample_cases(draw):
-    halves = torch.bfloat16 if draw.bfloat16 else torch.float16
+    half, near = (torch.bfloat16, -1e3) if draw.bfloat16 else (torch.float16, -8e3)  # numbers 4 apart
 
     def case(name, rows, vocabulary, metered=False, **more):
         return Case(name, drawn(draw, rows=rows, vocabulary=vocabulary, **more), metered=metered)
@@ -99,13 +97,13 @@ def sample_cases(draw):
     return [
         case("24 rows of 50 tokens", 24, 50),
         case("12 rows of 1,000 tokens at temperature 1", 12, 1000, metered=True, temperatures=(1.0,)),
-        case("4 rows of 5,003 tokens", 4, 5003, metered=True, temperatures=HOT),
+        case("4 rows of 5,003 tokens at temperature 100", 4, 5003, True, temperatures=(100.0,), values=spread(300.0)),
         case("3 rows of 9,000 tokens, the last ones are likely", 3, 9000, temperatures=(1.0,), values=last_likely),
-        case("temperature 0, with ties among 9,000 tokens", 2, 9000, temperatures=GREEDY, values=tied),
+        case("temperatures 0 and 0.01, with ties among 9,000 tokens", 2, 9000, temperatures=(0.0, 0.01), values=tied),
         Case("a token that is unlikely, and whose 32 bits are all 1", given_bits(draw, ONES, -40.0)),
-        Case("a token that may not be drawn, and whose 32 bits are all 1", given_bits(draw, ONES, -math.inf)),
+        Case("one that may not be drawn, and whose bits are all 1", given_bits(draw, ONES, -math.inf, -65e3, 0.01)),
         Case("a token that alone may be drawn, and whose 32 bits are all 0", given_bits(draw, 0, 1.0, -math.inf)),
-        case(f"16 rows in 16 bits, {str(halves)[6:]}", 16, 257, dtype=halves),
+        case(f"16 rows in {str(half)[6:]}", 16, 257, dtype=half, temperatures=(1.7, 3.0), values=spread(4.0, near)),
         case(f"150 rows, {FAR_END}", 150, 3),
         case(f"140,000 tokens, {FAR_END}", 1, 140_000, temperatures=(1.0,), values=last_likely),
         *beyond_32_bits(draw, "rows", [logits], *rest),
@@ -121,12 +119,10 @@ CONTRACT = Contract(
         "values": (Level(ORDINARY, ""), Level(spread(300.0), "logits near 300"), Level(tied, "equal logits"),
                    Level(spread(1.0, -60.0), "logits near -60"), Level(some_forbidden, "many logits of -inf")),
         "dtype": (torch.float32, torch.float16), "layout": unit_last("logits"),
-        "high": (Level(2**31, ""), Level(2**32, "seeds up to 2³² - 1")),
     },
     valid=lambda rows, vocabulary, **_: vocabulary * rows < 9000, most=8,
-    says={"rows": "at least one row", "vocabulary": "any vocabulary from 1", "layout": "Rows may lie any",
-          "temperatures": "each 0, or from 0.01 to 100", "values": "A logit may be -inf",
-          "dtype": "float32, float16 or bfloat16", "high": "each from 0 to 2³² - 1"},
+    says={"rows": "at least one row", "vocabulary": "any vocabulary from 1", "layout": "Rows may lie any", "dtype":
+          "float32, float16 or bfloat16", "temperatures": "from 0.01 to 100", "values": "A logit may be -inf"},
 )  # fmt: skip
 
 
@@ -150,33 +146,37 @@ def draws(logits, temperatures, seeds, positions):
     return compared.argmax(-1)
 
 
-def by_block(name, *pieces):
-    return {f"{name}__{block}": tuple(piece.replace("BLOCK", str(block)) for piece in pieces) for block in BLOCKS}
+def each(name, *pieces, of=BLOCKS):
+    return {f"{name}__{number}": tuple(piece.replace("NUMBER", str(number)) for piece in pieces) for number in of}
 
 
 SEED, PLACE, JOINED, NOISE = "seeds[row]", "positions[row]", "word ^ token", "-torch.log(-torch.log(u))"
-WORD, U = f"mix(mix({SEED}) ^ {PLACE})", "((bits >> 9).float() + 0.5) / 2**23"
-SCORE, TOKENS = "given / temperature + noise", "torch.arange(vocabulary)"
+WORD, U, LIMIT = f"mix(mix({SEED}) ^ {PLACE})", "((bits >> 9).float() + 0.5) / 2**23", "temperature > 0"
+SCORE, TOKENS, OWN = "given / temperature + noise", "torch.arange(vocabulary)", "temperatures[row]"
 CHOICE, CHOSEN = f"torch.where(temperature > 0, {SCORE}, given)", "compared.argmax(-1)"
 CHANGES = (
-    *edits("u must stay strictly between 0 and 1, and yours reaches an end. Where a token's 32 bits are 1, u = 1 makes "
-        "its noise +inf: it is drawn whatever its logit is. Where they are 0, u = 0 makes it -inf: it is never drawn. "
-        "float32 has 24 binary digits, so keep 23 bits: (floor(bits / 2⁹) + 1/2) / 2²³.",
-        u_reaches_an_end=(U, "(bits.float() + 0.5) / 2**32"), u_reaches_an_end__0=(U, "(bits >> 9).float() / 2**23"),
+    *edits("u must stay strictly between 0 and 1, and yours reaches an end. u = 1 makes the noise +inf: the token is "
+        "drawn whatever its logit is. u = 0 makes it -inf: the token is never drawn. float32 has 24 binary digits, so "
+        "keep 23 bits: (floor(bits / 2⁹) + 1/2) / 2²³.", u_reaches_an_end=(U, "(bits.float() + 0.5) / 2**32"),
+        u_reaches_an_end__0=(U, "(bits >> 9).float() / 2**23"),
         u_reaches_an_end__both=(U, "bits.float() / (2**32 - 1)")),
     *edits("u does not run from 0 to 1. Shift the bits by 9, as uint32; 23 are left, so divide by 2²³.",
         u_of_another_range=(U, "((bits >> 8).float() + 0.5) / 2**23"),
         u_of_another_range__half=(U, "((bits >> 9).float() + 0.5) / 2**24"),
         u_of_another_range__signed=(U, "((bits - (bits >> 31 << 32) >> 9).float() + 0.5) / 2**23")),
-    *edits("All rows drew with row 0's seed or position. Load each row's own, at seeds + row and positions + row.",
-        seed_of_row_0=(SEED, "seeds[0 * row]"), position_of_row_0=(PLACE, "positions[0 * row]"),
-        seed_of_row_0__and_position=(SEED, "seeds[0 * row]", PLACE, "positions[0 * row]")),
+    *edits("All rows drew with row 0's seed, position or temperature. Load each row's own, as at seeds + row.",
+        row_0_for_all=(SEED, "seeds[0 * row]"), row_0_for_all__position=(PLACE, "positions[0 * row]"),
+        row_0_for_all__temperature=(OWN, "temperatures[0 * row]"),
+        row_0_for_all__seed_and_position=(SEED, "seeds[0 * row]", PLACE, "positions[0 * row]")),
+    *edits("The top bit of the seed or of the position was lost. Both are words of 32 bits, without a sign.",
+        top_bit_lost=(SEED, f"{SEED} % 2**31"), top_bit_lost__position=(PLACE, f"{PLACE} % 2**31"),
+        top_bit_lost__both=(SEED, f"{SEED} % 2**31", PLACE, f"{PLACE} % 2**31")),
     *edits("The seed or the position has no part in the noise. The bits are mix(mix(mix(seed) ^ position) ^ token).",
         position_ignored=(WORD, f"mix({SEED})"), position_ignored__mixed=(WORD, f"mix(mix({SEED}))"),
         seed_ignored=(WORD, f"mix({PLACE})"), seed_ignored__mixed=(WORD, f"mix(mix({PLACE}))")),
-    *edits("The noise depends on the row's place in the batch, so a request draws another token when others come or "
-        "go. It must depend on the seed, the position and the token alone.", row_in_the_noise=(SEED, "row"),
-        row_in_the_noise__position=(PLACE, "row"), row_in_the_noise__added=(SEED, f"({SEED} + row)"),
+    *edits("The noise depends on the row's place in the batch. It must depend on the seed, the position and the token "
+        "alone.", row_in_the_noise=(SEED, "row"), row_in_the_noise__position=(PLACE, "row"),
+        row_in_the_noise__added=(SEED, f"({SEED} + row)"),
         row_in_the_noise__flat=(JOINED, "word ^ (row * vocabulary + token)")),
     *edits("The hash is not mix(mix(mix(seed) ^ position) ^ token). Begin with the seed, join the next word "
         "by ^ and not by a sum, and mix each time.", other_hash=(WORD, f"mix(mix({PLACE}) ^ {SEED})"),
@@ -184,40 +184,42 @@ CHANGES = (
         other_hash__sum=(WORD, f"mix(mix({SEED}) + {PLACE})"), other_hash__sum_of_token=(JOINED, "word + token"),
         other_hash__sums=(WORD, f"mix(mix({SEED}) + {PLACE})", JOINED, "word + token")),
     *edits("All blocks of a row have the same noise. The hash needs the token's index in the row, start + "
-        "tl.arange(0, BLOCK).", **by_block("noise_of_the_block", JOINED, "word ^ token % BLOCK")),
+        "tl.arange(0, BLOCK).", **each("noise_of_the_block", JOINED, "word ^ token % NUMBER")),
     *edits("The likeliest token was taken although the temperature is above 0. Does each token get noise of its own?",
         no_noise=(SCORE, "given"), no_noise__one_for_the_row=(f"mix({JOINED})", "mix(word)[:, :1]"),
         no_noise__not_mixed=(f"mix({JOINED})", JOINED)),
-    *edits("The temperature changes nothing: (logit + noise) / temperature is largest where logit + noise is. Divide "
-        "the logits alone, before the noise is added.", temperature_ignored=(SCORE, "given + noise")),
-    *edits("The temperature is in the wrong place. Divide the logits alone by it: logit / temperature + noise.",
-        temperature_misplaced=(SCORE, "given * temperature + noise"),
-        temperature_misplaced__both=(SCORE, "given / temperature + noise * temperature")),
-    *edits("All rows were drawn at the temperature of row 0. Load each row's own, at temperatures + row.",
-        temperature_of_row_0=("temperatures[row]", "temperatures[0 * row]")),
+    *edits("The temperature is in the wrong place, or changes nothing. Divide the logits alone, before the noise.",
+        temperature_misplaced__nowhere=(SCORE, "given + noise"),
+        temperature_misplaced=(SCORE, "given * temperature + noise")),
+    *edits("Temperatures were limited. Each from 0.01 to 100 counts as it is, and 0 alone has no noise.",
+        **each("temperature_limited", OWN, f"{OWN}.clamp(max=NUMBER)", of=(2, 10, 50)),
+        **each("temperature_limited__low", LIMIT, "temperature > NUMBER", of=(0.015, 0.05)), alone=True),
+    *edits("The scores were rounded to the 16 bits of the logits. Convert them first, and compute in float32.",
+        rounded_to_16_bits=(SCORE, "(given / temperature).to(logits.dtype) + noise"),
+        rounded_to_16_bits__scores=(SCORE, f"({SCORE}).to(logits.dtype).float()"), alone=True),
     *edits("The noise is not -log(-log(u)): a sign or a logarithm is missing, or 1 - u is used instead of u.",
         other_noise=(NOISE, "torch.log(-torch.log(u))"), other_noise__one_logarithm=(NOISE, "-torch.log(u)"),
         other_noise__log=(NOISE, "torch.log(u)"), other_noise__end=(NOISE, "-torch.log(-torch.log(1 - u))")),
-    *edits("At temperature 0 the first of the largest logits is taken. Nothing is divided there, and no noise is "
-        "added, because it would decide among equal logits.", divided_by_0=("temperature > 0", "temperature >= 0"),
+    *edits("At temperature 0 the first of the largest logits is taken. There, divide nothing and add no noise.",
+        **each("greedy_with_noise", CHOICE, "given / temperature.clamp(min=1e-NUMBER) + noise", of=(3, 5, 6, 8)),
         greedy_with_noise=(CHOICE, "given / torch.where(temperature > 0, temperature, 1.0) + noise"),
-        **{f"greedy_with_noise__{power}": (CHOICE, f"given / temperature.clamp(min=1e-{power}) + noise")
-        for power in (3, 4, 5, 6, 8, 10)}),
-    *edits("At temperature 0 the first of equal logits is taken, and yours is a later one. A block displaces the best "
-        "so far only if its score is larger.", later_tie=(CHOSEN, "of_last_block(compared, 1)"),
-        **by_block("later_tie", CHOSEN, "of_last_block(compared, BLOCK)")),
-    *edits("Only the last block of a row counted. Keep the best score and its token, and replace both only where a "
-        "block's score is larger.", **by_block("last_block_only", CHOSEN,
-        "compared.masked_fill(token < (vocabulary - 1) // BLOCK * BLOCK, -math.inf).argmax(-1)")),
+        divided_by_0=(LIMIT, "temperature >= 0")),
+    *edits("At temperature 0 a later one of equal logits was taken. Replace the best score only by a larger one.",
+        **each("later_tie", CHOSEN, "of_last_block(compared, NUMBER)", of=(1, *BLOCKS))),
+    *edits("Only the last block of a row counted. Replace the best score and its token only by a larger one.",
+        **each("last_block_only", CHOSEN,
+        "compared.masked_fill(token < (vocabulary - 1) // NUMBER * NUMBER, -math.inf).argmax(-1)")),
     *edits("Only the first block of a row counted. Go on in steps of BLOCK until the vocabulary ends.",
-        **by_block("first_block_only", CHOSEN, "compared[:, :BLOCK].argmax(-1)")),
+        **each("first_block_only", CHOSEN, "compared[:, :NUMBER].argmax(-1)")),
     *edits("The token's place in its block was returned. Add the block's start.",
-        **by_block("place_in_the_block", CHOSEN, "compared.argmax(-1) % BLOCK")),
-    *edits("Rows whose scores are all below 0 got token 0. The best score so far begins at -inf.",
-        best_begins_at_0=(CHOSEN, "compared.masked_fill(compared <= 0, -math.inf).argmax(-1)")),
+        **each("place_in_the_block", CHOSEN, "compared.argmax(-1) % NUMBER")),
+    *edits("Rows whose scores are all far below 0 got token 0. The best score so far begins at -inf, at no number.",
+        **each("best_begins", CHOSEN, "compared.where(compared > NUMBER, -math.inf).argmax(-1)", of=(0, -1e4, -1e6))),
+    *edits("Logits were cut off from below. They reach down to -66,000, and one of -inf is never drawn.",
+        **each("logits_cut_off", "inf).float()", "inf).float().clamp(min=NUMBER)", of=(-1e4, -6e4)), alone=True),
     *edits("Lanes past the end of the vocabulary took part, with the logit 0. Load them with other=float('-inf').",
-        **by_block("lanes_behind_the_end", TOKENS, "torch.arange(-(-vocabulary // BLOCK) * BLOCK)", "-math.inf", "0."),
-        **by_block("lanes_behind_the_end__most", TOKENS, "torch.arange(-(-vocabulary // (b := min(BLOCK, 2 ** "
+        **each("lanes_behind_the_end", TOKENS, "torch.arange(-(-vocabulary // NUMBER) * NUMBER)", "-math.inf", "0."),
+        **each("lanes_behind_the_end__most", TOKENS, "torch.arange(-(-vocabulary // (b := min(NUMBER, 2 ** "
         "math.ceil(math.log2(vocabulary))))) * b)", "-math.inf", "0."),
         lanes_behind_the_end=(TOKENS, "torch.arange(2 ** math.ceil(math.log2(vocabulary)))", "-math.inf", "0.")),
     *edits("Rows are read as if they followed each other without a gap. Row r begins at r times logits.stride(0).",

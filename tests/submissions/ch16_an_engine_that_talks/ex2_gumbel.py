@@ -119,12 +119,12 @@ WRONG = {
     "u_of_another_range": changed("16.2", ("bits >> 9", "bits >> 8")),
     "u_of_another_range__signed": changed("16.2", ("bits >> 9", "bits.to(tl.int32, bitcast=True) >> 9")),
     # vllm-omni#4261, tt-metal#52973: one stream of noise for the batch; vllm-ascend#9173: temperatures of other rows.
-    "seed_of_row_0": changed("16.2", (SEED, "tl.load(seeds_pointer)")),
-    "position_of_row_0": changed("16.2", (POSITION, "tl.load(positions_pointer)")),
-    "seed_of_row_0__and_position": changed(
+    "row_0_for_all": changed("16.2", (SEED, "tl.load(seeds_pointer)")),
+    "row_0_for_all__position": changed("16.2", (POSITION, "tl.load(positions_pointer)")),
+    "row_0_for_all__seed_and_position": changed(
         "16.2", (SEED, "tl.load(seeds_pointer)"), (POSITION, "tl.load(positions_pointer)")
     ),
-    "temperature_of_row_0": changed("16.2", ("temperatures_pointer + row", "temperatures_pointer")),
+    "row_0_for_all__temperature": changed("16.2", ("temperatures_pointer + row", "temperatures_pointer")),
     "position_ignored": changed("16.2", (WORD, "mix(seed)")),
     "position_ignored__mixed": changed("16.2", (WORD, "mix(mix(seed))")),
     "seed_ignored": changed("16.2", (WORD, "mix(position)")),
@@ -141,10 +141,22 @@ WRONG = {
     ),
     "no_noise": changed("16.2", (SCORES, "logits / temperature  #")),
     "no_noise__one_for_the_row": changed("16.2", (BITS, "mix(row_word)")),
-    "temperature_ignored": changed("16.2", (SCORES, "(logits + noise) / temperature  #")),
-    "temperature_ignored__left_out": changed("16.2", (SCORES, "logits + noise  #")),
+    "temperature_misplaced__after_the_noise": changed("16.2", (SCORES, "(logits + noise) / temperature  #")),
+    "temperature_misplaced__nowhere": changed("16.2", (SCORES, "logits + noise  #")),
     "temperature_misplaced": changed("16.2", (SCORES, "logits * temperature + noise  #")),
-    "temperature_misplaced__both": changed("16.2", (SCORES, "logits / temperature + temperature * noise  #")),
+    "temperature_limited": changed("16.2", (GREEDY, "        if temperature > 0.015:\n")),
+    "temperature_limited__50": changed(
+        "16.2", ("tl.load(temperatures_pointer + row)", "tl.minimum(tl.load(temperatures_pointer + row), 50.0)")
+    ),
+    "rounded_to_16_bits": changed(
+        "16.2", (SCORES, "(logits / temperature).to(logits_pointer.dtype.element_ty).to(tl.float32) + noise  #")
+    ),
+    "top_bit_lost": changed("16.2", ("mix(seed)", "mix(seed & 0x7FFFFFFF)")),
+    "top_bit_lost__position": changed("16.2", ("^ position)", "^ (position & 0x7FFFFFFF))")),
+    "logits_cut_off": changed(
+        "16.2", ("        scores = logits\n", "        logits = tl.where(inside, tl.maximum(logits, -60000.0), "
+        'float("-inf"))\n        scores = logits\n'),
+    ),
     "other_noise": changed("16.2", (NOISE, "tl.log(-tl.log(u))")),
     "other_noise__subtracted": changed("16.2", (SCORES, "logits / temperature - noise  #")),
     "noise_is_nan": changed("16.2", (NOISE, "-tl.log(tl.log(u))")),
@@ -167,7 +179,8 @@ WRONG = {
     "last_block_only__maximum_not_kept": changed("16.2", (LAST, "drawn = start + place")),
     "first_block_only": changed("16.2", ("range(0, vocabulary, BLOCK)", "range(0, BLOCK, BLOCK)")),
     "place_in_the_block": changed("16.2", ("start + place", "place")),
-    "best_begins_at_0": changed("16.2", ('tl.full([], float("-inf"), tl.float32)', "tl.full([], 0.0, tl.float32)")),
+    "best_begins": changed("16.2", ('tl.full([], float("-inf"), tl.float32)', "tl.full([], 0.0, tl.float32)")),
+    "best_begins__1e6": changed("16.2", ('tl.full([], float("-inf"), tl.float32)', "tl.full([], -1.0e6, tl.float32)")),
     "lanes_behind_the_end": changed("16.2", ('mask=inside, other=float("-inf")', "mask=inside, other=0.0")),
     "lanes_behind_the_end__1024": changed(
         "16.2", ('mask=inside, other=float("-inf")', "mask=inside, other=0.0"), (BLOCK, "block = 1024")
