@@ -1259,7 +1259,7 @@ def few_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
     x: [rows, width], rows 1 to 64; weight: [out, width]. Both are float16, or both bfloat16 on a GPU that computes in
     it. out and width are any sizes from 1. The rows may lie any number of elements apart, and the last dimension is
-    contiguous.
+    contiguous. A row of the weight may begin more than 2³¹ elements after its first one.
     Returns: [rows, out] in their dtype. All sums are float32, and rounded once at the end.
 
     Only kernels multiply and add. PyTorch may allocate memory, fill it with zeros, and convert the result's dtype. No
