@@ -1074,9 +1074,10 @@ class Node:
 class PrefixCache:
     """Finds the pages that hold the keys and values of a text's beginning.
 
-    Texts are lists of tokens, which are whole numbers, and may be empty. Pages are whole numbers, too. Only whole pages
-    are cached. Each holds page_size tokens, at least 1, from a multiple of page_size on. A page belongs only to texts
-    that are equal from the first token to the page's end. The caller may change all lists that it gave and got.
+    Texts are lists of tokens, and may be empty. Tokens are whole numbers, negative ones too, and pages are whole
+    numbers. Only whole pages are cached. Each holds page_size tokens, at least 1, from a multiple of page_size on. A
+    page belongs only to texts that are equal from the first token to the page's end. The caller may change all lists
+    that it gave and got.
     """
 
     def __init__(self, page_size):
