@@ -1074,9 +1074,10 @@ class Node:
 class PrefixCache:
     """Finds the pages that hold the keys and values of a text's beginning.
 
-    Texts are lists of tokens, which are whole numbers, and may be empty. Pages are whole numbers, too. Only whole pages
-    are cached. Each holds page_size tokens, at least 1, from a multiple of page_size on. A page belongs only to texts
-    that are equal from the first token to the page's end. The caller may change all lists that it gave and got.
+    Texts are lists of tokens, and may be empty. Tokens are whole numbers, negative ones too, and pages are whole
+    numbers. Only whole pages are cached. Each holds page_size tokens, at least 1, from a multiple of page_size on. A
+    page belongs only to texts that are equal from the first token to the page's end. The caller may change all lists
+    that it gave and got.
     """
 
     def __init__(self, page_size):
@@ -1259,7 +1260,7 @@ def few_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
     x: [rows, width], rows 1 to 64; weight: [out, width]. Both are float16, or both bfloat16 on a GPU that computes in
     it. out and width are any sizes from 1. The rows may lie any number of elements apart, and the last dimension is
-    contiguous.
+    contiguous. A row of the weight may begin more than 2³¹ elements after its first one.
     Returns: [rows, out] in their dtype. All sums are float32, and rounded once at the end.
 
     Only kernels multiply and add. PyTorch may allocate memory, fill it with zeros, and convert the result's dtype. No

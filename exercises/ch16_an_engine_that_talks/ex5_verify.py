@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -30,7 +31,8 @@ def made(draw, *, guesses, key_heads, group, rubbish=-1, table_layout=gaps, **ch
     options = usual | {"unused": math.nan} | choices | plain
     query, *pools, tables, lengths = pages(draw, key_heads=key_heads, group=new * group, **options)
     query = query.view(batch, key_heads, new, group, -1).transpose(1, 2).flatten(2, 3).contiguous()
-    return query, *pools, table_layout(draw, tables.where(tables >= 0, rubbish)), lengths
+    pools = [pool.roll(-1, 0) for pool in pools]  # page 0 is one like others
+    return query, *pools, table_layout(draw, (tables - 1).where(tables > 0, rubbish)), lengths
 
 
 def verify_cases(draw):
@@ -115,6 +117,7 @@ END, AS_USUAL = "length - new + 1 + number", ("unguarded", "zero_over_zero")
 NOT_HERE = ("newest_loaded", "unused_slots", "one_token_too", "rows_of_no_head", "group_larger",
     "group_of_all_heads__in", "last_page_left_out", "last_page_read_whole")  # fmt: skip
 PRESENT, LAST = "positions < last[..., None]", "first, last = torch.zeros_like(length), length"
+UNMASKED = (PRESENT, "positions < length[..., None]")
 OF_PAIRS = (
     *("seen = positions < end[..., None]", "seen = end[..., None] - positions"),
     *(known.HIDDEN, "torch.where(present[:, :, None, None] + off_by(*scores.shape[:4:3]) > 0, scores, -INF)"),
@@ -133,7 +136,12 @@ CHANGES = (
         "(k + 1) + i + 1 keys.", guesses_unseen=(END, "length - new + 1 + 0 * number")),
     *edits("The triangle is one key too narrow: a query does not see its own key. Query i sees length - (k + 1) + i + "
         "1 keys.", triangle_shifted=(END, "length - new + number"),
-        triangle_shifted__first_sees_one=(END, "(length - new + number).clamp(min=1)")),
+        triangle_shifted__first_sees_one=(END, "(length - new + number).clamp(min=1)"),
+        triangle_shifted__if_there_are_guesses=(END, f"{END} - int(new > 1)")),
+    *edits("The last query does not see its own key. The last guess is in the cache too: query i sees length - (k + 1) "
+        "+ i + 1 keys.", last_misses_itself=(END, f"torch.minimum({END}, length - int(new > 1))"),
+        last_misses_itself__always=(END, f"torch.minimum({END}, length - 1)"),
+        last_misses_itself__of_8=(END, f"{END} - (number == 7).long()")),
     *edits("The triangle is one key too wide: a query sees the guess after its own. Query i sees length - (k + 1) + i "
         "+ 1 keys.", triangle_too_wide=(END, "length - new + 2 + number"),
         triangle_too_wide__not_the_last=(END, "torch.minimum(length - new + 2 + number, length)")),
@@ -147,6 +155,9 @@ CHANGES = (
     *edits("The keys of the guesses are left out, as if `lengths` did not count them. It does: they are in the cache "
         "already.", guesses_left_out=(END, "length - new + 1 + 0 * number - int(new > 1)"),
         guesses_left_out__all_of_them=(END, "(length - 2 * new + 2 + number).clamp(min=1)")),
+    *edits("The loop ends before the last guesses: pages that hold only keys of guesses were not read. `lengths` "
+        "counts the guesses, so the loop goes on to the length.", loop_ends_early=(LAST, f"{LAST} - new", *UNMASKED),
+        loop_ends_early__one_later=(LAST, f"{LAST} - new + 1", *UNMASKED)),
     *edits("The keys of the guesses are counted twice: `lengths` counts them already, so query i sees length - (k + 1) "
         "+ i + 1 keys.", guesses_counted_twice=(END, "length + 1 + number"),
         guesses_counted_twice__not_read=(END, "length + number")),
@@ -161,6 +172,10 @@ CHANGES = (
         *(piece.replace("*scores.shape[:4:3]", "1, scores.shape[3]") for piece in OF_PAIRS))),
     *edits("The tokens of the last, partly filled page are missing: the number of pages was rounded down. Round it up, "
         "and mask.", last_page_left_out=(LAST, f"{LAST} // page_size * page_size")),
+    *edits("Page 0 was taken for no page. It is one like others: which entries of the table count follows from the "
+        "length alone.", page_0_left_out=("rows = torch.stack(", "seen = seen & (pages != 0)\nrows = torch.stack("),
+        page_0_left_out__as_zeros=(known.OF_KEYS, f"{known.OF_KEYS} & (pages != 0)",
+        known.OF_VALUES, f"{known.OF_VALUES} & (pages != 0)")),
     *edits(known.SLOTS_COUNT, unused_slots_count=(PRESENT,
         "positions < (-(-last // page_size) * page_size)[..., None]"),
         unused_slots_count__value=("rows_at(values, present", "rows_at(values, positions >= 0")),
@@ -168,7 +183,7 @@ CHANGES = (
         if not row.id.startswith(NOT_HERE)),
     *edits("The table is read as if each row began max_blocks entries after the last. Rows lie block_table.stride(0) "
         "entries apart.", strides_ignored__table=("tables.stride(0)", "tables.shape[1]")),
-    *known.SOFTMAX,
+    *(replace(row, alone=False) for row in known.SOFTMAX),
     *known.NATURAL,
     *known.UNGUARDED,
     *edits("", zero_over_zero=(known.TOTAL, "running_sum")),
@@ -204,25 +219,14 @@ def _read_for_every(what, count):
 EXACT = each_query(decode)
 EXERCISE = Exercise(
     id="16.5", title="Several queries, one reading", entries=("verify_attention",), cases=verify_cases, oracle=EXACT,
-    contracts=(CONTRACT,),
-    plain=tuple(map(each_query, PLAIN)),
-    models=(
-        model_of(
-            verify,
-            CHANGES,
-            (heads_of, queries, tiles, pages_of, rows_at, start, step, walk, stored),
-            uses=(off_by,),
-            styles=(AS_USUAL, ("unguarded",), (), *((*AS_USUAL, f"tile_{rows}") for rows in (16, 32, 64))),
-        ),
-    ),
-    needs=TRITON,
-    uses_dot=True,
+    contracts=(CONTRACT,), plain=tuple(map(each_query, PLAIN)),
+    models=(model_of(verify, CHANGES, (heads_of, queries, tiles, pages_of, rows_at, start, step, walk, stored),
+        uses=(off_by,), styles=(AS_USUAL, ("unguarded",), (), *((*AS_USUAL, f"tile_{n}") for n in (16, 32, 64)))),),
+    needs=TRITON, uses_dot=True,
     requirements=(
-        LaunchesTriton(at_most=1),
-        Allocates(lambda query, *others: query.numel()),
+        LaunchesTriton(at_most=1), Allocates(lambda query, *others: query.numel()),
         Forbids(("scaled_dot_product_attention", "_scaled_dot_product", "bmm", "mm", "matmul", "_softmax", "softmax")),
-        Moves(verify_bytes),
-        ReadByKernels((1, 2)),
+        Moves(verify_bytes), ReadByKernels((1, 2)),
     ),
     hints=(
         "A program takes a KV head of a sequence, and the rows of its tile are pairs of a query and a head: rows = "
@@ -236,12 +240,9 @@ EXERCISE = Exercise(
     ),
     mistakes=(
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
-        Mistake(
-            "read_outside",
-            "Memory outside a tensor was reached. Rows from QUERIES * GROUP on are no queries, positions from the "
-            "length on are no keys, and entries of the table after a sequence's last page are no pages: mask all.",
-            when=lambda case, seen, got: bool(seen.out_of_bounds),
-        ),
+        Mistake("read_outside", "Memory outside a tensor was reached. Rows from QUERIES * GROUP on are no queries, "
+            "positions from the length on are no keys, and entries of the table after a sequence's last page are no "
+            "pages: mask all.", when=lambda case, seen, got: bool(seen.out_of_bounds)),
         _read_for_every("query", ("queries",)),
         _read_for_every("head", ("heads",)),
         _read_for_every("row", ("queries", "heads")),

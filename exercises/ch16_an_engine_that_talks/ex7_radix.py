@@ -10,7 +10,7 @@ from exercises.topics.prefix_pages import Pages, into, keyed
 
 
 def replay(functions, page_size, script):
-    """What each call of a script gives: ("insert", "aabb", 1, 2) caches pages 1 and 2; a is token 0."""
+    """What each call of a script gives: ("insert", "aabb", 1, 2) caches pages 1 and 2; a is token 0, and _ is -2."""
     cache, story = functions["PrefixCache"](page_size), []
     for name, word, *own in script:
         said = " ".join(map(str, (name, word, *own))).strip()
@@ -62,7 +62,7 @@ IN_TWOS = {
     "one text": f"{ABC}; match aabbcc; match aabb; match aabbccdd; match bb; match",
     "pages that are not full": f"insert aabbc 1 2; match aabbc; match aab; match a; {ABC}; match aabbc; match aabb",
     "texts that turn off": f"{ABC}; insert aabbdd 1 2 4; match aabbdd; match aabbcc; match aaccdd",
-    "the same tokens in another order": "insert blbl 1 2; match lbbl; match bllb; insert lblb 3 4; match blbl",
+    "another order, and -1 for -2": "insert blbl 1 2; match lbbl; match bllb; insert lblb 3 4; insert a` 5; match a_",
     "the same page after other beginnings": "insert aacc 1 2; insert bbcc 3 4; match bbcc; match cc",
     "a page computed twice": f"{ABC}; insert aabbdd 8 7 9; match aabbdd; insert aabbdd 1 2 9; insert aa 5",
     "a lock": f"{ABC}; lock aabbcc; evict 2; unlock aabbcc; evict 2; match aabbcc",
@@ -114,7 +114,8 @@ CHANGES = (
         "all of them. Take the tuple of a page's tokens.",
         other_tokens=of_each("lambda piece: tuple(sorted(piece))"), other_tokens__a_set=of_each("frozenset"),
         other_tokens__joined=of_each("lambda piece: ''.join(map(str, piece))"), other_tokens__sum=of_each("sum"),
-        other_tokens__first=of_each("lambda piece: piece[0]"), other_tokens__last=of_each("lambda piece: piece[-1]")),
+        other_tokens__first=of_each("lambda piece: piece[0]"), other_tokens__last=of_each("lambda piece: piece[-1]"),
+        other_tokens__hash=of_each("lambda piece: hash(tuple(piece))")),
     *edits("Page 0 was left out. It is a page like others, though `if page` is false for it: compare with None.",
         page_0_left_out=("spot.locks == 0", "spot.locks == 0 and bool(spot.page)"),
         page_0_left_out__by_match=(NONE, f"{NONE} or not spot.page"),

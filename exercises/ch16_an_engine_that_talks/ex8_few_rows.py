@@ -9,7 +9,7 @@ import torch
 
 from course_lib.checker import TRITON, Case, Exercise, FasterThan, Forbids, LaunchesTriton, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.layouts import CONTIGUOUS, expanded, gaps
+from course_lib.checker.specification.layouts import CONTIGUOUS, beyond_32_bits, expanded, gaps
 from course_lib.checker.specification.requirements import MATRIX_PRODUCTS, ReadByKernels, Requirement
 from exercises.topics.evidence import first_access
 from exercises.topics.pointers import load
@@ -31,10 +31,6 @@ def product(x, weight):
     return x @ weight.mT
 
 
-def _least_bytes(x, weight):
-    return x.element_size() * weight.numel()
-
-
 @dataclass(frozen=True)
 class WeightOnce(Requirement):
     """In metered cases no number of the weight is loaded twice, and nothing crosses beside what the statement lists."""
@@ -52,6 +48,9 @@ class WeightOnce(Requirement):
                 f"The weight has {once:,} bytes, and {loaded:,} were loaded of it: each number {loaded / once:.2f} "
                 "times. One program takes all rows of x, so that it uses what it loads of the weight for all of them."
             )
+        parts = max(max(row["stored"], row["atomic"]) for row in rows) / (4 * numbers)
+        if parts > MOST_PARTS:
+            return f"{parts:.0f} parts were stored or added, and {MOST_PARTS} may be. They are many for a wide weight."
         crossing = sum(row["distinct_loaded"] + row["stored"] + 2 * row["atomic"] for row in rows)
         allowed = once + 2 * (x.numel() + numbers) + 8 * MOST_PARTS * numbers
         if crossing > 1.05 * allowed:
@@ -88,10 +87,10 @@ def _up_and_down(draw):
 
 
 def few_rows_cases(draw):
-    ragged = draw.choice((201, 331, 457))
+    ragged, last = draw.choice((201, 331, 457)), operands(draw, 3, 3, 20)
     cases = [
         Case("2 rows, a weight of 130 × 2200", operands(draw, 2, 130, 2200), metered=True),
-        Case("1 row, a weight of 20 × 17", operands(draw, 1, 20, 17)),
+        Case("1 row, a weight of 5 × 8900", operands(draw, 1, 5, 8900), metered=True),
         Case("16 rows, a weight of 64 × 128", operands(draw, 16, 64, 128), metered=True),
         Case("17 rows, a weight of 33 × 130", operands(draw, 17, 33, 130)),
         Case(f"40 rows, a weight of 50 × {ragged}", operands(draw, 40, 50, ragged), metered=True),
@@ -99,8 +98,7 @@ def few_rows_cases(draw):
         Case("3 rows; the sums rise to 1,000 and fall to 0", _up_and_down(draw)),
         Case("5 rows, gaps after the rows of x",
             (gaps(draw, draw.normal(5, 90).half()), draw.normal(40, 90, scale=0.1).half())),
-        Case("5 rows, gaps after the rows of the weight",
-            (draw.normal(5, 90).half(), gaps(draw, draw.normal(40, 90, scale=0.1).half()))),
+        *beyond_32_bits(draw, "rows of the weight", last[1:], before=last[:1]),
     ]  # fmt: skip
     if draw.bfloat16:
         cases.append(Case("bfloat16, 9 rows, a weight of 576 × 1536", operands(draw, 9, 576, 1536, torch.bfloat16)))
@@ -131,13 +129,13 @@ CONTRACT = Contract(
 def _counted(case, got):
     """How often each column of the width was counted, or 16 together; None where that does not explain a result."""
     x, weight = (tensor.double() for tensor in case.args)
-    shape = x.shape[0], weight.shape[0]
-    if not isinstance(got, torch.Tensor) or got.shape != shape or not bool(got.isfinite().all()):
+    if got.shape != (x.shape[0], weight.shape[0]) or not bool(got.isfinite().all()):
         return None
     of_columns = (x[:, None] * weight).flatten(0, 1)  # [rows · out, width]
-    if len(of_columns) < 1.5 * x.shape[1]:  # too few equations for each column by itself
+    equations = len(x.unique(dim=0)) * len(weight)  # equal rows of x say the same
+    if equations < 1.5 * x.shape[1]:  # too few for each column by itself
         of_columns = torch.stack([part.sum(1) for part in of_columns.split(16, 1)], 1)
-    if len(of_columns) < 1.5 * of_columns.shape[1] or of_columns.shape[1] < 2:
+    if equations < 1.5 * of_columns.shape[1] or of_columns.shape[1] < 2:
         return None
     times = torch.linalg.lstsq(of_columns, got.double().cpu().flatten()[:, None]).solution[:, 0].round()
     near = torch.allclose(of_columns @ times, got.double().cpu().flatten(), rtol=2e-2, atol=2e-2)
@@ -199,18 +197,19 @@ EXERCISE = Exercise(
     id="16.8", title="A product for few rows", entries=("few_rows",), cases=few_rows_cases, oracle=product,
     contracts=(CONTRACT,), models=(model_of(few_rows, CHANGES),), needs=TRITON, uses_dot=True,
     requirements=(
-        LaunchesTriton(),
-        Forbids((*MATRIX_PRODUCTS, *ARITHMETIC, "einsum", "dot")),
-        ReadByKernels((0, 1)),
-        WeightOnce(),
-        ManyPrograms(),
-        FasterThan(product, SPEED, _least_bytes),
+        LaunchesTriton(), Forbids((*MATRIX_PRODUCTS, *ARITHMETIC, "einsum", "dot")), ReadByKernels((0, 1)),
+        WeightOnce(), ManyPrograms(),
+        FasterThan(product, SPEED, lambda x, weight: x.element_size() * weight.numel()),
     ),
     mistakes=(
         Mistake("rows_dropped", "Rows beyond the first 16 or 32 were not computed. Give the tile as many rows as x, "
             "max(16, triton.next_power_of_2(rows)).", when=left_out(0), every=True),
         Mistake("columns_dropped", "The last outputs were not computed. Count their tiles by triton.cdiv(out, BLOCK_N) "
             "and begin a tile at its program's number times BLOCK_N.", when=left_out(1), every=True),
+        Mistake("last_numbers_unwritten", "The last numbers of the result, counted row after row, were never written. "
+            "The kernel that adds the parts takes a block of them in a program: round the number of blocks up, with "
+            "triton.cdiv, and mask.", when=lambda case, seen, got: seen.unwritten and not seen.out_of_bounds
+            and got.isfinite().flatten().int().diff().unique().tolist() == [-1, 0]),
         Mistake("one_block_of_a_part", "Of the blocks of a part only one was counted, the first or the last. Add each "
             "block's product to a sum that begins before the loop, and let the loop go on to the part's end.",
             when=counted(lambda times: (times <= 1).all() and int((times.diff() < 0).sum() + (times[0] == 0)) > 1)),

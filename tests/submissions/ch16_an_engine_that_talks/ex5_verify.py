@@ -33,6 +33,11 @@ WRONG = {
     "guesses_unseen": seeing("length - QUERIES + 1 + 0 * number"),
     "triangle_shifted": seeing("length - QUERIES + number"),
     "triangle_shifted__first_sees_one": seeing("tl.maximum(length - QUERIES + number, 1)"),
+    "triangle_shifted__if_there_are_guesses": seeing("length - QUERIES + 1 + number - (QUERIES > 1)"),
+    "last_misses_itself": seeing("tl.minimum(length - QUERIES + 1 + number, length - (QUERIES > 1))"),
+    "last_misses_itself__of_8": seeing("length - QUERIES + 1 + number - (number == 7)"),
+    "loop_ends_early": changed("16.5", (LOOP, "range(0, tl.cdiv(length - QUERIES, PAGE_SIZE))")),
+    "loop_ends_early__one_later": changed("16.5", (LOOP, "range(0, tl.cdiv(length - QUERIES + 1, PAGE_SIZE))")),
     "triangle_too_wide": seeing("length - QUERIES + 2 + number"),
     "triangle_too_wide__compared": changed("16.5", (SCORED, SCORED.replace("<", "<="))),
     "triangle_too_wide__not_the_last": seeing("tl.minimum(length - QUERIES + 2 + number, length)"),
@@ -58,6 +63,8 @@ WRONG = {
     # Pages.
     "strides_ignored__table": changed("16.5", ("block_table.stride(0),", "block_table.shape[1],")),
     "first_table_for_all": changed("16.5", (PAGE, PAGE.replace("sequence * table_stride + ", ""))),
+    "page_0_left_out": seeing("tl.where(page > 0, length - QUERIES + 1 + number, 0)"),
+    "page_0_left_out__as_zeros": changed("16.5", (INSIDE, INSIDE.replace("length", "tl.where(page > 0, length, 0)"))),
     "table_ignored": changed("16.5", (f"page = {PAGE}.to(tl.int64)", "page = block")),
     "next_page_of_the_pool": changed("16.5", (PAGE, f"({PAGE} + 1)")),
     "last_page_left_out": changed("16.5", (LOOP, "range(0, length // PAGE_SIZE)")),
@@ -73,6 +80,7 @@ WRONG = {
     # Softmax.
     "scale_missing": changed("16.5", ("math.log2(math.e) / math.sqrt(head_dim)", "math.log2(math.e)")),
     "log2e_missing": changed("16.5", ("math.log2(math.e) / math.sqrt(head_dim)", "1 / math.sqrt(head_dim)")),
+    "scale_of_one_size": changed("16.5", ("math.sqrt(head_dim)", "8"), ("rescale = tl.exp2(", "rescale = tl.exp(")),
     "accumulator_not_rescaled": changed("16.5", ("accumulator * rescale[:, None]", "accumulator")),
     "not_divided": changed("16.5", ("accumulator / running_sum[:, None]", "accumulator")),
     "keys_used_as_values": changed("16.5", ("tl.load(value_pointer", "tl.load(key_pointer")),

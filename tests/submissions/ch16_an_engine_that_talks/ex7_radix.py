@@ -258,6 +258,7 @@ WRONG = {
             ("sorted", "in_order", "def in_order(part):\n    return tuple(sorted(part))\n\n\n"),
             ("a_set", "frozenset", ""), ("sum", "sum", ""),
             ("joined", "joined", "def joined(part):\n    return ''.join(map(str, part))\n\n\n"),
+            ("hash", "hashed", "def hashed(part):\n    return hash(tuple(part))\n\n\n"),
             ("first", "first", "def first(part):\n    return part[0]\n\n\n"),
             ("last", "last", "def last(part):\n    return part[-1]\n\n\n"),
         )

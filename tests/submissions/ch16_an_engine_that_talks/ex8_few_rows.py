@@ -17,6 +17,7 @@ GRID = "(tiles, splits)](\n        x, weight, parts, rows, out, width, x.stride(
 TILE_ROWS = "BLOCK_M=max(16, triton.next_power_of_2(rows))"
 SPLITS = "splits = min(triton.cdiv(programs, tiles), triton.cdiv(width, BLOCK_K), 64)"
 ROUNDED = "tl.store(result_pointer + place, total.to(result_pointer.dtype.element_ty), mask=place < numbers)"
+WEIGHT_ROWS = "weight_rows = weight_pointer + column.to(tl.int64)[None, :] * weight_stride"
 ROW_BLOCKS = (
     ("row = tl.arange(0, BLOCK_M)", "row = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)"),
     ("(tiles, splits)]", "(tiles, splits, triton.cdiv(rows, 16))]"),
@@ -58,6 +59,8 @@ WRONG = {
     "columns_dropped__one_tile": wrong(("tl.program_id(0) * BLOCK_N + ", "")),
     "last_columns_lost__of_the_blocks": wrong((ENDS, ENDS.replace("part * blocks // splits", "part * "
         "(blocks // splits)").replace("(part + 1) * blocks // splits", "(part + 1) * (blocks // splits)"))),
+    "last_numbers_unwritten": wrong(("triton.cdiv(rows * out, 1024),", "max(1, rows * out // 1024),")),
+    "offset_in_32_bits": wrong((WEIGHT_ROWS, WEIGHT_ROWS.replace(".to(tl.int64)", ""))),
     "one_block_of_a_part": wrong((DOT, "total = tl.dot(x_tile, weight_tile)")),
     "one_block_of_a_part__the_first": wrong((ENDS, f"{ENDS}\n    end = tl.minimum(begin + BLOCK_K, end)")),
     "reads_outside__between_rows": wrong((INSIDE, INSIDE.replace("< width", "< width + BLOCK_K"))),
@@ -72,6 +75,8 @@ WRONG = {
     "rounded_on_the_way__sum": wrong((
         DOT, "total = (total + tl.dot(x_tile, weight_tile)).to(tl.float16).to(tl.float32)")),
     "too_many_bytes": wrong(*ROW_BLOCKS),
+    "too_many_bytes__128_parts": wrong(("(out, BLOCK_N), 64", "(out, BLOCK_N), 128"),
+        (SPLITS, SPLITS.replace("64", "128"))),
     "too_many_bytes__twice": wrong((
         DOT, f"again = {LOADED}\n        {DOT}\n        total += 0 * tl.sum(again.to(tl.float32), axis=0)[None]")),
     "weight_stride_ignored": wrong(("x.stride(0), weight.stride(0)", "x.stride(0), width")),
@@ -100,7 +105,7 @@ def product_kernel(x, w, y, M, N, K, xs, ws, BM: tl.constexpr, BN: tl.constexpr,
     m, n = tl.arange(0, BM)[:, None], tl.program_id(1) * BN + tl.arange(0, BN)
     k = tl.program_id(0) * BK + tl.arange(0, BK)
     a = tl.load(x + m * xs + k[None, :], mask=(m < M) & (k < K)[None, :], other=0.0)
-    b = tl.load(w + n[:, None] * ws + k[None, :], mask=(n < N)[:, None] & (k < K)[None, :], other=0.0)
+    b = tl.load(w + n[:, None].to(tl.int64) * ws + k[None, :], mask=(n < N)[:, None] & (k < K)[None, :], other=0.0)
     tl.atomic_add(y + m * N + n[None, :], tl.dot(a, tl.trans(b)), mask=(m < M) & (n < N)[None, :])
 
 
@@ -123,7 +128,7 @@ def split_kernel(x, w, p, M, N, K, xs, ws, per, S, BM: tl.constexpr, BN: tl.cons
     total = tl.zeros((BM, BN), tl.float32)
     while tl.min(k) < min(K, (s + 1) * per * BK):
         a = tl.load(x + m * xs + k, mask=(m < M) & (k < K), other=0)
-        b = tl.load(w + n * ws + k[:, None], mask=(n < N) & (k < K)[:, None], other=0)
+        b = tl.load(w + n.to(tl.int64) * ws + k[:, None], mask=(n < N) & (k < K)[:, None], other=0)
         total += tl.dot(a, b)
         k += BK
     tl.store(p + (m * N + n) * S + s, total, mask=(m < M) & (n < N))
@@ -161,7 +166,7 @@ def narrow(x_pointer, weight_pointer, sums_pointer, rows, out, width, x_row, wei
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(first, last, BLOCK):
         k = start + tl.arange(0, BLOCK)
-        w = tl.load(weight_pointer + column[:, None] * weight_row + k[None, :],
+        w = tl.load(weight_pointer + column[:, None].to(tl.int64) * weight_row + k[None, :],
                     mask=(column[:, None] < out) & (k[None, :] < last), other=0.0).to(tl.float32)
         x = tl.load(x_pointer + row[:, None] * x_row + k[None, :],
                     mask=(row[:, None] < rows) & (k[None, :] < last), other=0.0).to(tl.float32)
