@@ -67,6 +67,23 @@ def test_large_scores_do_not_overflow(head_dim):
     assert_right(query * 30, key * 30, value, causal=True)
 
 
+@pytest.mark.parametrize("options", MASKS, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_a_sink_joins_the_sum_of_its_head(head_dim, options):
+    """O' = O · exp(LSE - LSE'), LSE' = log(exp LSE + exp sink): of the kernel's own results without a sink."""
+    query, (key, value) = normal(2, 4, 500, head_dim), (normal(2, 2, 450, head_dim) for _ in range(2))
+    for around in (-1e4, 0.0, 1e4):
+        sink = around + torch.linspace(-1, 8, 4, device="cuda")
+        plain, plain_lse = hopper(query, key, value, return_lse=True, **options)
+        output, lse = hopper(query, key, value, sink=sink, return_lse=True, **options)
+        due = torch.logaddexp(plain_lse, sink[:, None])
+        assert torch.allclose(lse, due, rtol=1e-6, atol=1e-5)
+        expected = plain.float() * torch.exp(plain_lse - due)[..., None]
+        assert torch.allclose(output.float(), expected, rtol=2 * torch.finfo(query.dtype).eps, atol=1e-6)
+        attended = attention(query, key, value, sink=sink, **options)
+        assert torch.equal(attended, output)
+
+
 def test_a_window_wider_than_any_tensor_is_no_window():
     """Positions are 32-bit numbers: one plus such a window would come out below zero."""
     query, key, value = (normal(1, 2, 300, 128) for _ in range(3))

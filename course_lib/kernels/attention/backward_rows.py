@@ -81,6 +81,26 @@ def delta_of_rows(output, output_gradient):
     return row_numbers(output, output_gradient)[0][..., : output.shape[2]]
 
 
+def sink_gradient(sink, output, log_sum_exp, output_gradient, log_sum_exp_gradient=None):
+    """The gradient of the sinks, of their shape and dtype, [query_heads].
+
+    A sink is one more score of every row, whose value is 0 and whose dP is 0 therefore:
+
+        dS = P ∘ (dP - Δ) = -exp(sink - LSE) · Δ        summed over the sequences and queries of the head
+
+    Arguments are those of `flash_attention_backward`, which needs no more of the sink than the log-sum-exp has of it.
+    Bytes: O and dO once more, 1 µs at the sizes above.
+    """
+    output = output if output.stride(-1) == 1 else output.contiguous()
+    output_gradient = output_gradient if output_gradient.stride(-1) == 1 else output_gradient.contiguous()
+    if log_sum_exp_gradient is not None:
+        log_sum_exp_gradient = log_sum_exp_gradient.contiguous()
+    delta, _ = row_numbers(output, output_gradient, log_sum_exp_gradient=log_sum_exp_gradient)
+    share = torch.exp(sink.float()[:, None] - log_sum_exp)  # [batch, query_heads, query_length]
+    share = share.masked_fill(log_sum_exp == float("-inf"), 0)  # no key, and a sink of -inf
+    return -(share * delta[..., : output.shape[2]]).sum(dim=(0, 2)).to(sink.dtype)
+
+
 def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate: with a log-sum-exp and its gradient, which has all the code."""
     return [compile_case(arch, kind) for arch, kind in ((75, "fp16"), (80, "bf16"), (80, "fp32"), (90, "bf16"))]

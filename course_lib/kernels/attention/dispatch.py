@@ -30,12 +30,12 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose(query, key, value, *, causal=False, window=None, scale=None) -> Choice:
+def choose(query, key, value, *, causal=False, window=None, scale=None, sink=None) -> Choice:
     """Which kernel `forward` runs for these arguments, and why. Runs nothing.
 
     Raises a ValueError, of `check_attention_inputs`, where no kernel takes them.
     """
-    check_attention_inputs(query, key, value, window=window, scale=scale)
+    check_attention_inputs(query, key, value, window=window, scale=scale, sink=sink)
     refusal = hopper_refusal(query, key, value)
     if refusal is None:
         return Choice("hopper", "the GPU is a Hopper, and its copy engine and matrix units take these inputs.")
@@ -54,29 +54,31 @@ def choose_backward(query, key, value, *, causal=False, window=None, scale=None)
     return Choice("portable", refusal.reason)
 
 
-def forward(query, key, value, *, causal=False, window=None, scale=None, return_lse=False):
+def forward(query, key, value, *, causal=False, window=None, scale=None, sink=None, return_lse=False):
     """What `operator.attention` returns, by the kernel that `choose` names; autograd sees nothing of it."""
-    options = {"causal": causal, "window": window, "scale": scale, "return_lse": return_lse}
-    if choose(query, key, value, causal=causal, window=window, scale=scale).kernel == "portable":
-        return portable(query, key, value, **options)
+    options = {"causal": causal, "window": window, "scale": scale, "sink": sink}
+    if choose(query, key, value, **options).kernel == "portable":
+        return portable(query, key, value, return_lse=return_lse, **options)
     # Only here, where it is known to work: Gluon needs a Triton that has it.
     from course_lib.kernels.hopper.flash import flash_attention_hopper
 
-    return flash_attention_hopper(query, key, value, **options)
+    return flash_attention_hopper(query, key, value, return_lse=return_lse, **options)
 
 
-def portable(query, key, value, *, causal=False, window=None, scale=None, return_lse=False, tiles=None):
+def portable(query, key, value, *, causal=False, window=None, scale=None, sink=None, return_lse=False, tiles=None):
     """`flash_attention`, its arguments and results, by the fastest of the kernels in plain Triton.
 
     The inputs are taken to have passed `check_attention_inputs`.
     """
+    more = causal or window is not None or sink is not None or return_lse or tiles is not None
     if architecture_of(query.device) not in LARGE_ARCHITECTURES or not tma_takes(query, key, value):
         run = flash_attention
-    elif causal or window is not None or return_lse or tiles is not None or not specialization_pays(query, key):
+    elif more or not specialization_pays(query, key):
         run = flash_attention_tma
     else:
         return flash_attention_specialized(query, key, value, scale=scale)
-    return run(query, key, value, causal=causal, window=window, scale=scale, return_lse=return_lse, tiles=tiles)
+    options = {"causal": causal, "window": window, "scale": scale, "sink": sink}
+    return run(query, key, value, return_lse=return_lse, tiles=tiles, **options)
 
 
 def backward(

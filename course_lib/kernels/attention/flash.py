@@ -58,7 +58,7 @@ def attend(query, keys, values, begin, end, band, softmax_state, scale_log2,
 
 @triton.jit(do_not_specialize=SIZES)
 def flash_attention_kernel(
-    query_pointer, key_pointer, value_pointer, output_pointer, lse_pointer,
+    query_pointer, key_pointer, value_pointer, sink_pointer, output_pointer, lse_pointer,
     query_batch_stride, query_head_stride, query_stride,
     key_batch_stride, key_head_stride, key_stride,
     value_batch_stride, value_head_stride, value_stride,
@@ -105,7 +105,10 @@ def flash_attention_kernel(
             running_max, running_sum, accumulator = attend_carefully(
                 query, keys, values, begin, end, key_length, band, scale_log2, HEAD_DIM, CAREFUL_KEYS
             )
-    output, log_sum_exp = finish_rows(accumulator, running_max, running_sum)
+    sink = None
+    if sink_pointer is not None:
+        sink = tl.load(sink_pointer + head).to(tl.float32)
+    output, log_sum_exp = finish_rows(accumulator, running_max, running_sum, sink)
     rows = first_query + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_D)
     outputs = output_pointer + batch * output_batch_stride + head * output_head_stride
@@ -119,7 +122,9 @@ def flash_attention_kernel(
         tl.store(lse_row + rows, log_sum_exp, mask=rows < query_length)
 
 
-def flash_attention(query, key, value, *, causal=False, window=None, scale=None, return_lse=False, tiles=None):
+def flash_attention(
+    query, key, value, *, causal=False, window=None, scale=None, sink=None, return_lse=False, tiles=None
+):
     """Exact softmax attention in one kernel, in memory linear in the lengths, on any GPU.
 
     Args:
@@ -131,19 +136,21 @@ def flash_attention(query, key, value, *, causal=False, window=None, scale=None,
         window: if given, a query sees at most `window` keys before its own position, besides its own; without causal
             also at most `window` after it.
         scale: factor of the scores, above 0; 1/√head_dim when None.
-        return_lse: also return the log-sum-exp of each row of scaled scores, natural logarithm, float32
-            [batch, query_heads, query_length].
+        sink: [query_heads], float32 or query's dtype, a score for each query head that joins the softmax of its rows
+            and has no value; scale does not multiply it. None: no sink, as one of minus infinity.
+        return_lse: also return the log-sum-exp of each row of scaled scores, and of its sink, natural logarithm,
+            float32 [batch, query_heads, query_length].
         tiles: the `Tiles` to use; when None, the fastest of `candidate_tiles` as measured on this GPU at the first call
             for such lengths.
 
     Returns the output, contiguous, of query's shape and dtype, or (output, log-sum-exp). A query that sees no key
-    (causal, with more queries than keys) gets zeros and minus infinity. A NaN or an infinity in an input reaches the
-    queries that see it, and no other.
+    (causal, with more queries than keys) gets zeros and minus infinity, or the sink. A NaN or an infinity in an input
+    reaches the queries that see it, and no other; a sink of NaN reaches those of its head.
 
     Raises a ValueError that names the argument when shapes, dtypes, devices or options don't fit.
     Source: Dao, FlashAttention-2, arXiv 2307.08691, Algorithm 1.
     """
-    check_attention_inputs(query, key, value, window=window, scale=scale)
+    check_attention_inputs(query, key, value, window=window, scale=scale, sink=sink)
     batch, query_heads, query_length, head_dim = query.shape
     key_heads, key_length = key.shape[1:3]
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -151,7 +158,7 @@ def flash_attention(query, key, value, *, causal=False, window=None, scale=None,
 
     def launch(tiles):
         flash_attention_kernel[(triton.cdiv(query_length, tiles.query_rows) * batch * query_heads,)](
-            query, key, value, output, lse,
+            query, key, value, sink, output, lse,
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3],
             query_heads, query_heads // key_heads, query_length, key_length, window, 0 if causal else window,
             scale_in_log2(scale, head_dim), head_dim, triton.next_power_of_2(head_dim), **tiles.settings(),
@@ -162,7 +169,7 @@ def flash_attention(query, key, value, *, causal=False, window=None, scale=None,
 
 
 def compile_cases() -> list[CompileCase]:
-    """What ships, for the compile gate: the best tiles of every architecture with a window, which has all the code."""
+    """What ships, for the compile gate: the best tiles of every architecture with a window and a sink: all the code."""
     sixteen_bits = [(80, head_dim, torch.bfloat16) for head_dim in (64, 128, 256)]
     sixteen_bits += [(arch, 128, torch.bfloat16) for arch in (86, 89, 90, 100, 120)]
     cases = [compile_case(*case, max_spill_bytes=0, instruction={80: "mma.sync", 89: "mma.sync", 90: "wgmma"})

@@ -57,7 +57,7 @@ def attend(query, keys, values, place, begin, end, band, softmax_state, scale_lo
 
 @triton.jit(do_not_specialize=SIZES)
 def flash_attention_tma_kernel(
-    queries, keys, values, outputs, lse_pointer,
+    queries, keys, values, outputs, sink_pointer, lse_pointer,
     key_pointer, key_batch_stride, key_head_stride, key_stride,
     value_pointer, value_batch_stride, value_head_stride, value_stride,
     query_heads, heads_per_key_head, query_length, key_length, keys_before, keys_after, scale_log2,
@@ -102,7 +102,10 @@ def flash_attention_tma_kernel(
                 query, (key_rows, key_stride), (value_rows, value_stride), begin, end, key_length, band, scale_log2,
                 HEAD_DIM, CAREFUL_KEYS,
             )  # fmt: skip
-    output, log_sum_exp = finish_rows(accumulator, running_max, running_sum)
+    sink = None
+    if sink_pointer is not None:
+        sink = tl.load(sink_pointer + head).to(tl.float32)
+    output, log_sum_exp = finish_rows(accumulator, running_max, running_sum, sink)
     outputs.store([batch, head, first_query, 0], output.to(outputs.dtype).reshape(1, 1, BLOCK_M, BLOCK_D))
     if lse_pointer is not None:
         rows = first_query + tl.arange(0, BLOCK_M)
@@ -110,9 +113,11 @@ def flash_attention_tma_kernel(
         tl.store(lse_row + rows, log_sum_exp, mask=rows < query_length)
 
 
-def flash_attention_tma(query, key, value, *, causal=False, window=None, scale=None, return_lse=False, tiles=None):
+def flash_attention_tma(
+    query, key, value, *, causal=False, window=None, scale=None, sink=None, return_lse=False, tiles=None
+):
     """`flash_attention`, its arguments and results, on Hopper and later, for inputs that `tma_takes`."""
-    check_attention_inputs(query, key, value, window=window, scale=scale)
+    check_attention_inputs(query, key, value, window=window, scale=scale, sink=sink)
     batch, query_heads, query_length, head_dim = query.shape
     key_heads, key_length = key.shape[1:3]
     block_d = triton.next_power_of_2(head_dim)
@@ -121,7 +126,7 @@ def flash_attention_tma(query, key, value, *, causal=False, window=None, scale=N
 
     def launch(tiles):
         flash_attention_tma_kernel[(triton.cdiv(query_length, tiles.query_rows) * batch * query_heads,)](
-            *descriptors(query, key, value, output, tiles, block_d), lse,
+            *descriptors(query, key, value, output, tiles, block_d), sink, lse,
             key, *key.stride()[:3], value, *value.stride()[:3],
             query_heads, query_heads // key_heads, query_length, key_length, window, 0 if causal else window,
             scale_in_log2(scale, head_dim), head_dim, block_d, **tiles.settings(),
@@ -155,7 +160,7 @@ def descriptors(query, key, value, output, tiles, block_d: int) -> list[TensorDe
 
 
 def compile_cases() -> list[CompileCase]:
-    """What ships, for the compile gate: the best tiles of each head dimension with a window, which has all the code."""
+    """What ships, for the compile gate: each head dimension's best tiles with a window and a sink, all the code."""
     return [compile_case(*case) for case in ((90, 64), (90, 128), (90, 256), (100, 128))]
 
 

@@ -31,7 +31,7 @@ def visible_keys(query_length, key_length, *, causal=False, window=None, device=
     return visible
 
 
-def attention_reference(query, key, value, *, causal=False, window=None, scale=None, return_lse=False):
+def attention_reference(query, key, value, *, causal=False, window=None, scale=None, sink=None, return_lse=False):
     """Softmax attention in the dtype of its inputs.
 
     Args:
@@ -40,9 +40,11 @@ def attention_reference(query, key, value, *, causal=False, window=None, scale=N
             reads key head h // (query_heads // key_heads).
         causal, window: see `visible_keys`.
         scale: factor of the scores; 1/√head_dim when None.
+        sink: [query_heads]; each row has the score of its head's sink as one more column of S, which every query sees
+            and which has no value. None: no such column.
         return_lse: also return log Σ exp(S) of every row, natural logarithm, [batch, query_heads, query_length].
 
-    A query that sees no key gets an output of zeros and a log-sum-exp of minus infinity.
+    A query that sees no key gets an output of zeros and a log-sum-exp of minus infinity, or of its sink.
     """
     heads_per_key_head = query.shape[1] // key.shape[1]
     key = key.repeat_interleave(heads_per_key_head, dim=1)
@@ -54,6 +56,9 @@ def attention_reference(query, key, value, *, causal=False, window=None, scale=N
     scores = scores.masked_fill(~visible, -math.inf)
     # A row without a visible key would be softmax(-inf, -inf, ...) = NaN; by definition it is a row of zeros.
     sees_nothing = ~visible.any(dim=-1, keepdim=True)
+    if sink is not None:
+        column = sink.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, column], dim=-1)
     probabilities = torch.softmax(scores.masked_fill(sees_nothing, 0), dim=-1).masked_fill(sees_nothing, 0)
-    output = probabilities @ value
+    output = probabilities[..., : key.shape[2]] @ value
     return (output, torch.logsumexp(scores, dim=-1)) if return_lse else output

@@ -4,12 +4,12 @@ import math
 
 import torch
 
-from course_lib.kernels.common.checks import check_runnable
+from course_lib.kernels.common.checks import check_contiguous, check_dimensions, check_runnable
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 
 
-def check_attention_inputs(query, key, value, *, window=None, scale=None):
+def check_attention_inputs(query, key, value, *, window=None, scale=None, sink=None):
     """Raise a ValueError, naming argument, value and what is allowed, unless a kernel can run on these.
 
     Shapes: query [batch, query_heads, query_length, head_dim]; key, value [batch, key_heads, key_length, head_dim].
@@ -50,6 +50,22 @@ def check_attention_inputs(query, key, value, *, window=None, scale=None):
     if not MIN_HEAD_DIM <= query.shape[3] <= MAX_HEAD_DIM:
         raise ValueError(f"query has head dimension {query.shape[3]}; supported are {MIN_HEAD_DIM} to {MAX_HEAD_DIM}.")
     check_window_and_scale(window, scale)
+    check_sink(sink, query)
+
+
+def check_sink(sink, query) -> None:
+    """Raise a ValueError unless sink is None or one number for each head of query [batch, query_heads, ...]."""
+    if sink is None:
+        return
+    check_dimensions("sink", sink, "[query_heads]")
+    if len(sink) != query.shape[1]:
+        raise ValueError(f"sink has {len(sink)} numbers; it must have one for each of query's {query.shape[1]} heads.")
+    if sink.dtype not in (torch.float32, query.dtype):
+        allowed = " and ".join(sorted({"torch.float32", str(query.dtype)}))
+        raise ValueError(f"sink has dtype {sink.dtype}; for this query it may be {allowed}.")
+    if sink.device != query.device:
+        raise ValueError(f"sink has device {sink.device}; it must be that of query, {query.device}.")
+    check_contiguous("sink", sink)
 
 
 def check_window_and_scale(window, scale):

@@ -8,7 +8,7 @@ KINDS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}  
 # no pointer is a 32-bit integer: a size or a stride.
 USUAL = {
     **dict.fromkeys(("epsilon", "scale", "scale_log2"), "fp32"),
-    **dict.fromkeys(("lse_pointer", "delta_pointer", "partial_outputs", "partial_lses"), "*fp32"),
+    **dict.fromkeys(("lse_pointer", "sink_pointer", "delta_pointer", "partial_outputs", "partial_lses"), "*fp32"),
     **dict.fromkeys(
         ("statistics_pointer", "means_pointer", "numbers_pointer", "partial_sums_pointer", "partial_squares_pointer"),
         "*fp32",

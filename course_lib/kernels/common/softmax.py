@@ -12,6 +12,9 @@ When a tile brings a larger score, everything that was summed is too large by 2^
 `rescale` = 2^(m_old - m_new), once. `weigh` is that step in every Triton kernel that attends to tiles of keys. It
 returns the tile's weights and the factor; the kernel says what it sums. `finish_rows` divides at the end.
 
+A learned sink is one more score in every row, and has no value: a number for each query head, which the scale does not
+multiply. It joins the sum, once, so the weights of the keys add up to less than 1. `finish_rows` is where.
+
 Scores are in units of log 2, since the hardware has exp2 and not exp: softmax(s) = 2^(s·log2 e) / Σ 2^(s·log2 e). The
 factor log2 e costs nothing once it is folded into the scale, which is what `scale_in_log2` does.
 Source: Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv 1805.02867.
@@ -50,8 +53,20 @@ def weigh(scores, running_max, scale_log2, MASKED: tl.constexpr, EXPONENT: tl.co
 
 
 @triton.jit
-def finish_rows(accumulator, running_max, running_sum):
-    """The output and the log-sum-exp (natural logarithm) of finished rows; zeros and -inf for a row that saw no key."""
+def finish_rows(accumulator, running_max, running_sum, sink=None):
+    """The output and the log-sum-exp (natural logarithm) of finished rows; zeros and -inf for a row that saw no key.
+
+    sink: the score (natural logarithm) that joins the sum and has no value, one number or [BLOCK_M], or None. A row
+    that saw no key then has it for its log-sum-exp.
+    """
+    if sink is not None:
+        sink_log2 = sink * LOG2_E
+        new_max = tl.maximum(running_max, sink_log2)  # [BLOCK_M]
+        reference_max = tl.where(new_max == float("-inf"), 0.0, new_max)  # a sink of -inf is none
+        rescale = tl.exp2(running_max - reference_max)  # [BLOCK_M]
+        running_sum = running_sum * rescale + tl.exp2(sink_log2 - reference_max)
+        running_max = new_max
+        accumulator = accumulator * rescale[:, None]
     total = tl.where(running_sum == 0.0, 1.0, running_sum)  # [BLOCK_M]
     output = accumulator / total[:, None]  # [BLOCK_M, HEAD_DIM]
     log_sum_exp = (running_max + tl.log2(total)) * LN_2  # [BLOCK_M], the maximum of an empty row being -inf

@@ -116,7 +116,7 @@ def pass_on(barriers, turns, blocks_done, blocks, STAGES: gl.constexpr, TURNS: g
 
 
 @gluon.jit
-def consume(outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scales,
+def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, scales,
             GROUP: gl.constexpr, GROUPS: gl.constexpr, QUERY_BUFFERS: gl.constexpr, TURNS: gl.constexpr):  # fmt: skip
     """A consumer: attention for 64 of the queries of each tile."""
     query_length, key_length = sizes.query_length, sizes.key_length
@@ -214,9 +214,11 @@ def consume(outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scale
 
         accumulator = ask_for_output(weights, accumulator, buffers.values, blocks_done)
         running_max, running_sum = state
-        share, log_sum_exp = finish_rows(
-            running_max, gl.convert_layout(gl.sum(running_sum, axis=1), ROWS), weight_exponent(buffers.keys.dtype)
-        )
+        sink = None
+        if sink_pointer is not None:
+            sink = gl.load(sink_pointer + head).to(gl.float32)
+        running_sum = gl.convert_layout(gl.sum(running_sum, axis=1), ROWS)
+        share, log_sum_exp = finish_rows(running_max, running_sum, weight_exponent(buffers.keys.dtype), sink)
         if lse_pointer is not None:
             rows = first_query + gl.arange(0, GROUP_ROWS, layout=ROWS)
             lse_row = lse_pointer + (batch_index * sizes.query_heads + head).to(gl.int64) * query_length

@@ -50,7 +50,7 @@ SCALES = ("query_scales", "key_scales", "value_scales")  # of 8-bit inputs
 
 @gluon.jit(do_not_specialize=(*SIZES, "keys_before", "keys_after"))
 def flash_attention_hopper_kernel(
-    queries, keys, values, outputs, lse_pointer, counter, query_scales, key_scales, value_scales,
+    queries, keys, values, outputs, sink_pointer, lse_pointer, counter, query_scales, key_scales, value_scales,
     batch, query_heads, heads_per_key_head, query_length, key_length, heads_at_once,
     keys_before, keys_after, scale_log2,
     STAGES: gl.constexpr, GROUPS: gl.constexpr, QUERY_BUFFERS: gl.constexpr, TURNS: gl.constexpr,
@@ -87,19 +87,19 @@ def flash_attention_hopper_kernel(
     scales = scale_log2, query_scales, key_scales, value_scales
     if GROUPS == 2:
         gl.warp_specialize([
-            (consume, (outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scales, 0, GROUPS,
+            (consume, (outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, scales, 0, GROUPS,
                        QUERY_BUFFERS, TURNS)),
-            (consume, (outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scales, 1, GROUPS,
+            (consume, (outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, scales, 1, GROUPS,
                        QUERY_BUFFERS, TURNS)),
             (produce, (descriptors, buffers, barriers, tickets, counter, sizes, band, STAGES, GROUPS, QUERY_BUFFERS)),
         ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consume, (outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scales, 0, GROUPS,
+            (consume, (outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, scales, 0, GROUPS,
                        QUERY_BUFFERS, TURNS)),
-            (consume, (outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scales, 1, GROUPS,
+            (consume, (outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, scales, 1, GROUPS,
                        QUERY_BUFFERS, TURNS)),
-            (consume, (outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scales, 2, GROUPS,
+            (consume, (outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, scales, 2, GROUPS,
                        QUERY_BUFFERS, TURNS)),
             (produce, (descriptors, buffers, barriers, tickets, counter, sizes, band, STAGES, GROUPS, QUERY_BUFFERS)),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
@@ -116,7 +116,7 @@ L2_SHARE_BYTES = 16 * 2**20  # of keys and values in use at a time: a third of a
 
 
 def flash_attention_hopper(
-    query, key, value, *, causal=False, window=None, scale=None, return_lse=False, arrangement=None
+    query, key, value, *, causal=False, window=None, scale=None, sink=None, return_lse=False, arrangement=None
 ):
     """Exact softmax attention on Hopper. Arguments and results are those of `flash_attention`, but for `tiles`.
 
@@ -124,7 +124,7 @@ def flash_attention_hopper(
         query: [batch, query_heads, query_length, head_dim], float16 or bfloat16; head_dim from 16 to 256. A multiple of
             16 bytes in address and strides, the last dimension contiguous.
         key, value: [batch, key_heads, key_length, head_dim], likewise; query_heads is a multiple of key_heads.
-        causal, window, scale, return_lse: see `flash_attention`.
+        causal, window, scale, sink, return_lse: see `flash_attention`.
         arrangement: an `Arrangement` to use; by head dimension when None.
 
     Returns the output, contiguous, or (output, log-sum-exp [batch, query_heads, query_length]), the same bits at every
@@ -134,7 +134,7 @@ def flash_attention_hopper(
     Raises the ValueErrors of `flash_attention`, a ValueError for inputs that only `flash_attention` takes, and a
     RuntimeError where this machine cannot run the kernel.
     """
-    check_attention_inputs(query, key, value, window=window, scale=scale)
+    check_attention_inputs(query, key, value, window=window, scale=scale, sink=sink)
     refusal = hopper_refusal(query, key, value)
     if refusal is not None:
         raise refusal.error(f"flash_attention_hopper: {refusal.reason} flash_attention takes these inputs.")
@@ -143,11 +143,11 @@ def flash_attention_hopper(
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device) if return_lse else None
     values = descriptor(value, arrangement.key_rows, block_d)
-    launch(query, key, values, output, lse, (None, None, None), causal, window, scale, arrangement)
+    launch(query, key, values, output, lse, (None, None, None), causal, window, scale, arrangement, sink)
     return (output, lse) if return_lse else output
 
 
-def launch(query, key, values, output, lse, scales, causal, window, scale, arrangement) -> None:
+def launch(query, key, values, output, lse, scales, causal, window, scale, arrangement, sink=None) -> None:
     """Starts the kernel on checked tensors; `values` comes as the copy engine's descriptor.
 
     scales: of 8-bit queries, keys and values, or three times None.
@@ -164,7 +164,7 @@ def launch(query, key, values, output, lse, scales, causal, window, scale, arran
     programs = min(tiles, multiprocessor_count(query.device))
     flash_attention_hopper_kernel[(programs,)](
         descriptor(query, GROUP_ROWS.value, block_d), descriptor(key, arrangement.key_rows, block_d), values,
-        descriptor(output, GROUP_ROWS.value, block_d), lse, ticket_counter(query.device), *scales,
+        descriptor(output, GROUP_ROWS.value, block_d), sink, lse, ticket_counter(query.device), *scales,
         batch, query_heads, heads_per_key_head, query_length, key_length, heads_at_once,
         window, 0 if causal else window, scale_in_log2(scale, head_dim),
         **arrangement.settings(), num_warps=4, maxnreg=arrangement.registers[2],
@@ -183,17 +183,19 @@ FEW_SPILLS = 40
 
 
 def compile_cases() -> list[CompileCase]:
-    """What ships, for the compile gate: each arrangement, with the masks that need the most registers."""
+    """What ships, for the compile gate: each arrangement, with a sink and the masks that need the most registers."""
+    causal = {"keys_after": "i32", "sink_pointer": "*fp32"}
+    window = {"keys_before": "i32", **causal}
     return [
-        compile_case(64, ARRANGEMENTS[64], "fp16", keys_after="i32", keys_before="i32", max_spill_bytes=88),
-        compile_case(64, ARRANGEMENTS[64], "bf16", keys_after="i32", max_spill_bytes=64),
-        compile_case(128, ARRANGEMENTS[128], "bf16", keys_after="i32", keys_before="i32", max_spill_bytes=56),
-        compile_case(256, ARRANGEMENTS[256], "bf16", keys_after="i32"),
+        compile_case(64, ARRANGEMENTS[64], "fp16", **window, max_spill_bytes=88),
+        compile_case(64, ARRANGEMENTS[64], "bf16", **causal, max_spill_bytes=64),
+        compile_case(128, ARRANGEMENTS[128], "bf16", **window, max_spill_bytes=56),
+        compile_case(256, ARRANGEMENTS[256], "bf16", **causal),
     ]
 
 
 def compile_case(
-    block_d, arrangement, kind, keys_before=None, keys_after=None, max_spill_bytes=FEW_SPILLS
+    block_d, arrangement, kind, keys_before=None, keys_after=None, sink_pointer=None, max_spill_bytes=FEW_SPILLS
 ) -> CompileCase:
     """kind: "fp16" or "bf16", or "fp8e4nv" with an output in bf16 and with scales."""
     key_rows, fp8 = arrangement.key_rows, kind == "fp8e4nv"
@@ -204,7 +206,7 @@ def compile_case(
         "lse_pointer": "*fp32", "counter": "*i32", "scale_log2": "fp32",
     }  # fmt: skip
     types |= dict.fromkeys(SIZES, "i32") | (dict.fromkeys(SCALES, "*fp32") if fp8 else {})
-    given = {"keys_before": keys_before, "keys_after": keys_after}
+    given = {"keys_before": keys_before, "keys_after": keys_after, "sink_pointer": sink_pointer}
     types |= {name: kind for name, kind in given.items() if kind}
     constants = {name: None for name, kind in given.items() if kind is None} | arrangement.settings()
     constants |= {} if fp8 else dict.fromkeys(SCALES)

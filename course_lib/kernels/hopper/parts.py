@@ -6,7 +6,7 @@ threads hold all the columns. So a row's maximum costs two exchanges between thr
 where the next product expects its left operand: they never leave the registers.
 """
 
-from course_lib.kernels.common.numbers import LN_2
+from course_lib.kernels.common.numbers import LN_2, LOG2_E
 from course_lib.kernels.gluon.names import gl, gluon
 from course_lib.kernels.gluon.parts import row_max, sum_by_thread
 
@@ -147,10 +147,19 @@ def online_softmax(scores, running_max, running_sum, scale_log2, MASKED: gl.cons
 
 
 @gluon.jit
-def finish_rows(running_max, running_sum, EXPONENT: gl.constexpr):
+def finish_rows(running_max, running_sum, EXPONENT: gl.constexpr, sink=None):
     """The factor of a finished row's output and its log-sum-exp (natural), both [64].
 
-    A row that saw no key has the sum 0 and the maximum -inf: factor 1, for its output is 0 already, and -inf.
+    A row that saw no key has the sum 0 and the maximum -inf: factor 1, for its output is 0 already, and -inf. sink: the
+    score that joins the sum, as in `common.softmax`; it has no value, so it has its say in the factor alone.
     """
+    rescale = 1.0
+    if sink is not None:
+        sink_log2 = sink * LOG2_E
+        new_max = gl.maximum(running_max, sink_log2)  # [64]
+        reference_max = gl.where(new_max == float("-inf"), 0.0, new_max)  # a sink of -inf is none
+        rescale = gl.exp2(running_max - reference_max)  # [64]
+        running_sum = running_sum * rescale + gl.exp2(sink_log2 - reference_max + EXPONENT)
+        running_max = new_max
     total = gl.where(running_sum == 0.0, 1.0, running_sum)  # [64]
-    return 1.0 / total, (running_max + gl.log2(total) - EXPONENT) * LN_2
+    return rescale / total, (running_max + gl.log2(total) - EXPONENT) * LN_2

@@ -194,6 +194,7 @@ def test_a_descriptor_says_nothing_odd_of_a_dimension_of_one_element():
         ({"query": torch.zeros(1, 3, 40, 32, dtype=torch.float16)}, "query has 3 heads"),
         ({"window": -1}, "window is -1"),
         ({"scale": -0.5}, "scale is -0.5"),
+        ({"sink": torch.zeros(3)}, "sink has 3 numbers"),
     ],
     ids=lambda change: next(iter(change)) if isinstance(change, dict) else "",
 )

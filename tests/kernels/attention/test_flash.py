@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from course_lib.hardware.device import interpreting
 from course_lib.kernels.attention.flash import flash_attention
+from course_lib.kernels.attention.flash_tma import flash_attention_tma
 from course_lib.kernels.attention.reference import attention_reference, visible_keys
 from course_lib.kernels.attention.tiles import candidate_tiles
 from course_lib.kernels.common.tiles import Tiles
@@ -22,6 +23,11 @@ def tensors(batch, query_heads, key_heads, query_length, key_length, head_dim, d
     generator = torch.Generator().manual_seed(seed)
     shapes = [(query_heads, query_length), (key_heads, key_length), (key_heads, key_length)]
     return [torch.randn(batch, *shape, head_dim, generator=generator).to(dtype) for shape in shapes]
+
+
+def sinks(query_heads, around=0.0):
+    """A sink for each head, near a number."""
+    return around + torch.linspace(-1, 2, query_heads)
 
 
 def assert_right(query, key, value, tiles=SMALL, **options):
@@ -58,7 +64,8 @@ def test_any_shape_strides_dtype_and_mask_are_right(data):
         inputs = [torch.nn.functional.pad(tensor, (3, 5))[..., 3:-5] for tensor in inputs]
     window = draw(st.sampled_from([None, None, 0, 1, 15, 16, 40]))
     scale = draw(st.sampled_from([None, 0.01, 0.3]))
-    assert_right(*inputs, causal=draw(st.booleans()), window=window, scale=scale)
+    sink = draw(st.sampled_from([None, sinks(key_heads * group), sinks(key_heads * group).to(dtype)]))
+    assert_right(*inputs, causal=draw(st.booleans()), window=window, scale=scale, sink=sink)
 
 
 @pytest.mark.parametrize("lengths", [(1, 1), (1, 65), (65, 1), (31, 33), (64, 64), (33, 97), (97, 33)], ids=str)
@@ -85,6 +92,69 @@ def test_one_expanded_key_head_serves_as_many():
     query, key, value = tensors(1, 4, 1, 20, 20, 16)
     shared = flash_attention(query, key.expand(1, 4, 20, 16), value.expand(1, 4, 20, 16), tiles=SMALL)
     assert torch.equal(shared, flash_attention(query, key, value, tiles=SMALL))
+
+
+# -------------------------------------------------------------------------------------------------------------- sinks
+
+
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"causal": True, "window": 5}], ids=str)
+def test_the_sink_of_the_reference_is_a_column_that_has_no_value(mask):
+    """The column made by hand: a key of its own, whose score is the sink, and whose value is zero."""
+    query, key, value = tensors(2, 4, 2, 9, 6, 16, torch.float64)
+    sink = sinks(4).double()
+    scores = query @ key.repeat_interleave(2, dim=1).transpose(2, 3) / 4
+    scores = scores.masked_fill(~visible_keys(9, 6, **mask), -math.inf)
+    powers = torch.cat([scores, sink.view(4, 1, 1).expand(2, 4, 9, 1)], dim=-1).exp()
+    weights = powers / powers.sum(dim=-1, keepdim=True)
+    values = torch.nn.functional.pad(value.repeat_interleave(2, dim=1), (0, 0, 0, 1))
+    output, lse = attention_reference(query, key, value, sink=sink, return_lse=True, **mask)
+    torch.testing.assert_close(output, weights @ values)
+    torch.testing.assert_close(lse, powers.sum(dim=-1).log())
+
+
+@pytest.mark.parametrize("around", [-1e4, 0.0, 1e4], ids=str)
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"causal": True, "window": 5}], ids=str)
+def test_a_sink_of_any_size_joins_the_sum_of_its_head(around, mask):
+    assert_right(*tensors(2, 4, 2, 33, 37, 16), sink=sinks(4, around), **mask)
+
+
+def test_the_kernel_of_the_copy_engine_takes_a_sink():
+    query, key, value = tensors(2, 4, 2, 33, 37, 16)
+    options = {"causal": True, "window": 5, "sink": sinks(4), "return_lse": True, "tiles": SMALL}
+    ours = flash_attention_tma(query, key, value, **options)
+    for found, right in zip(ours, flash_attention(query, key, value, **options)):
+        torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-6)
+
+
+def test_scores_far_below_the_sink_and_far_below_zero_are_right():
+    """A running maximum that began at -5e4 gave zeros for scores of -2.45e5 (flashinfer#4267)."""
+    query, key, value = tensors(1, 1, 1, 20, 20, 16)
+    query, key = 1000 * (1 + query.abs()), -20 - key.abs()  # every score is below -8e4
+    assert attention_reference(query, key, value, return_lse=True)[1].max() < -8e4
+    assert_right(query, key, value)
+    assert_right(query, key, value, sink=sinks(1))
+    assert_right(query, key, value, sink=torch.tensor([-2.5e5]))
+
+
+def test_a_row_that_sees_no_key_has_its_sink_alone():
+    sink = sinks(2)
+    output, lse = flash_attention(*tensors(1, 2, 1, 9, 4, 16), causal=True, sink=sink, return_lse=True, tiles=SMALL)
+    assert torch.all(output[:, :, :5] == 0) and torch.all(output[:, :, 5:] != 0)
+    torch.testing.assert_close(lse[0, :, :5], sink[:, None].expand(2, 5))
+
+
+def test_a_sink_of_minus_infinity_is_none():
+    inputs = tensors(1, 2, 1, 9, 4, 16)
+    none = flash_attention(*inputs, causal=True, return_lse=True, tiles=SMALL)
+    lowest = flash_attention(*inputs, causal=True, sink=torch.full((2,), -math.inf), return_lse=True, tiles=SMALL)
+    assert all(torch.equal(*pair) for pair in zip(none, lowest))
+
+
+def test_a_sink_of_nan_reaches_the_rows_of_its_head():
+    inputs, sink = tensors(1, 3, 1, 9, 9, 16), sinks(3)
+    clean = flash_attention(*inputs, sink=sink, tiles=SMALL)
+    output = flash_attention(*inputs, sink=sink.index_fill(0, torch.tensor([1]), math.nan), tiles=SMALL)
+    assert output[:, 1].isnan().all() and torch.equal(output[:, ::2], clean[:, ::2])
 
 
 def test_queries_before_the_first_key_get_zeros():
@@ -144,6 +214,13 @@ def good_inputs():
         ({"scale": -1.0}, ["scale", "-1.0", "0"]),
         ({"scale": 0.0}, ["scale", "0.0", "above 0"]),
         ({"scale": math.nan}, ["scale", "nan"]),
+        ({"sink": 0.5}, ["sink", "float", "torch.Tensor"]),
+        ({"sink": torch.zeros(1, 2)}, ["sink", "(1, 2)", "[query_heads]"]),
+        ({"sink": torch.zeros(1)}, ["sink", "1 numbers", "2 heads"]),
+        ({"sink": torch.zeros(2).double()}, ["sink", "float64", "float32"]),
+        ({"sink": torch.zeros(2).half()}, ["sink", "float16", "float32"]),
+        ({"sink": torch.zeros(2, device="meta")}, ["sink", "meta", "cpu"]),
+        ({"sink": torch.zeros(()).expand(2)}, ["sink", "(0,)", "contiguous()"]),
     ],
     ids=lambda part: "-".join(part) if isinstance(part, dict) else "",
 )
