@@ -1,0 +1,52 @@
+"""Programs of unequal length on the slots of a chip: which slot runs what, and how long the last one takes."""
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+from matplotlib.patches import Rectangle
+
+from course_lib.figures.style import BLUE, INK, MUTED, PAPER, RED, new_figure, styled
+
+Bar = tuple[int, float, float]  # slot, start, length
+
+
+def scheduled(works: Sequence[float], slots: int) -> list[Bar]:
+    """Where and when each program runs: they start in order, each on the slot that is free first."""
+    free = [(0.0, slot) for slot in range(slots)]
+    bars = []
+    for work in works:
+        start, slot = heapq.heappop(free)
+        bars.append((slot, start, work))
+        heapq.heappush(free, (start + work, slot))
+    return bars
+
+
+def finish(bars: Sequence[Bar]) -> float:
+    """When the last program ends."""
+    return max(start + work for _, start, work in bars)
+
+
+@styled
+def draw_loads(plans: Mapping[str, Sequence[Bar]], slots: int, unit: str):
+    """A panel for each plan: a row for each slot, a bar for each program, and dashed the time if all shared alike.
+
+    Args:
+        plans: {name: bars, as of `scheduled`}. Bars longer than half of the longest plan's end are red.
+        slots: of the chip.
+        unit: of a program's work.
+    """
+    figure, all_axes = new_figure(11, 3.7, columns=len(plans), sharey=True, squeeze=False)
+    longest = max(finish(bars) for bars in plans.values())
+    for axes, (name, bars) in zip(all_axes[0], plans.items()):
+        for slot, start, work in bars:
+            color = RED if work > longest / 2 else BLUE
+            axes.add_patch(Rectangle((start, slot), work, 0.9, facecolor=color, edgecolor=PAPER, linewidth=0.6))
+        mean = sum(work for _, _, work in bars) / slots
+        axes.axvline(mean, color=MUTED, linewidth=1.3, linestyle=(0, (4, 3)))
+        words = f"ends at {finish(bars):,.0f}"
+        axes.text(1.08 * longest, slots + 0.5, words, color=INK, ha="right", va="top", fontsize=10.5)
+        axes.set(xlim=(0, 1.1 * longest), ylim=(slots + 1.8, 0), xlabel=unit)
+        axes.grid(axis="y", visible=False)
+        axes.set_title(name, fontsize=12)
+    all_axes[0][0].set_ylabel("slot of the chip")
+    return figure
