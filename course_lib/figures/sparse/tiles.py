@@ -4,7 +4,6 @@ import torch
 from matplotlib.patches import Patch, Rectangle
 
 from course_lib.figures.style import BLUE, GRID, INK, ORANGE, PAPER, RED, SKY, new_figure, styled
-from course_lib.kernels.attention.reference import visible_keys
 
 HIDDEN, CUT, WHOLE = range(3)
 COLORS = {HIDDEN: GRID, CUT: SKY, WHOLE: BLUE}
@@ -41,7 +40,9 @@ def draw_window_tiles(length: int = 2048, window: int = 512, block: int = 128):
     """
     if window < 1 or block < 1 or not block <= length <= 40 * block:
         raise ValueError(f"length {length}, window {window} and block {block}; draw 1 to 40 tiles, and 1 key or more.")
-    kinds = tile_kinds(visible_keys(length, length, causal=True, window=window - 1), block)
+    positions = torch.arange(length)
+    distance = positions[:, None] - positions  # from a key to its query, [length, length]
+    kinds = tile_kinds((distance >= 0) & (distance < window), block)
     figure, (tiles, bars) = new_figure(11, 4.6, columns=2, width_ratios=(1, 1.25))
     for row, line in enumerate(kinds.tolist()):
         for column, kind in enumerate(line):
