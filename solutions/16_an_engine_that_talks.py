@@ -14,8 +14,8 @@
 # stays fluent and becomes a little worse. So you will judge each part by what it promises, and not by how the text
 # looks.
 #
-# **Time.** About six hours for all eight exercises, estimated. The **core path** takes two: exercises 16.1, 16.2, 16.4
-# and 16.6, and every section whose heading does not end in *deeper*. You need chapters 05, 06 and 14.
+# **Time.** About six hours for all eight exercises, estimated. The **core path** takes two: exercises 16.1, 16.2 and
+# 16.6, and every section whose heading does not end in *deeper*. You need chapters 05, 06 and 14.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -178,15 +178,15 @@ print(f"at the end: {answer.end()!r}")
 # fit the convention. llama.cpp uses neighbours for Llama models. So when it writes its own kind of file, a *GGUF* file,
 # it also moves the rows of the query and key matrices. A loader for our convention has to move them back.
 #
-# We left this out for SmolLM2, and measured on a CPU:
+# We left this out for SmolLM2, and measured on a CPU (PyTorch 2.13, November 2026):
 #
 # | rows of queries and keys | perplexity of a paragraph of 76 tokens | "The capital of France is" |
 # |---|---|---|
-# | in the right pairs | 18.0 | Paris |
-# | left as they are in the file | 89.8 | Paris |
+# | in the right pairs | 24.1 | Paris |
+# | left as they are in the file | 99.4 | Paris |
 #
-# *Perplexity* is $e$ to the mean loss of a token. At 18 the model is as unsure as if it chose among 18 equally likely
-# tokens at each place. The wrong loader has made that number five times as large, and the model still says Paris.
+# *Perplexity* is $e$ to the mean loss of a token. At 24 the model is as unsure as if it chose among 24 equally likely
+# tokens at each place. The wrong loader has made that number four times as large, and the model still says Paris.
 #
 # Why? Queries and keys are permuted alike, so their dot product without a rotation is unchanged. Only the positions are
 # wrong, because the wrong numbers are turned together. At position 0 nothing is turned at all, so a test with one token
@@ -255,15 +255,26 @@ def load_weights(found, heads, key_heads):
 best_load_weights = check("16.1", load_weights).best
 
 # %% [markdown]
-# Now you load the small model of chapter 05 as a GGUF file would hold it. The cell measures the perplexity of text that
-# the model was trained on, once with your loader, and once with queries and keys left in the file's order.
+# Now you load a model as its GGUF file would hold it, and measure the perplexity of a text, once with your loader, and
+# once with queries and keys left in the file's order. The small model of chapter 05 reads text that it was trained on.
+# SmolLM2 reads the paragraph below. It is fetched only if you set `REAL_MODEL = True`: 93 MB, once.
 
 # %%
 from course_lib.models.decoder import Decoder
-from course_lib.models.kinds import loss_on
 from course_lib.models.loading.gguf_file import name_of
-from course_lib.models.tiny import TINY, tiny_text
+from course_lib.models.loading.pretrained import load
+from course_lib.models.tiny import tiny_text
+from course_lib.models.tokenizer import encode
 from course_lib.models.trained import trained_model
+from course_lib.models.training import next_token_loss
+
+REAL_MODEL = False
+PARAGRAPH = (
+    "A kernel is a small program that runs on a graphics processor. Thousands of copies of it run at the same time, "
+    "and each of them works on its own part of the data. To make a kernel fast, one has to think about memory first, "
+    "because reading a number takes much longer than adding two numbers. A good kernel reads every number once and "
+    "uses it many times."
+)
 
 
 def in_file_order(rows, heads):
@@ -271,19 +282,31 @@ def in_file_order(rows, heads):
     return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
-rows_of = {"query": TINY.query_heads, "key": TINY.key_heads}
-as_in_file = {}
-for name, tensor in trained_model("tiny", device=device).state_dict().items():
-    part = name.split(".")[-2]
-    as_in_file[name_of(name)] = in_file_order(tensor, rows_of[part]) if part in rows_of else tensor
+def print_perplexities(model, pieces):
+    """Of a model whose weights come from a file; pieces: tokens [pieces, length]."""
+    heads = {"query": model.config.query_heads, "key": model.config.key_heads}
+    as_in_file = {}
+    for name, tensor in model.state_dict().items():
+        part = name.split(".")[-2]
+        as_in_file[name_of(name)] = in_file_order(tensor, heads[part]) if part in heads else tensor
+    loaded = best_load_weights(as_in_file, *heads.values())
+    left = {name: as_in_file[name_of(name)] if name.split(".")[-2] in heads else loaded[name] for name in loaded}
+    decoder = Decoder(dataclasses.replace(model.config, tied=False)).to(device).eval()  # it is given its output matrix
+    for words, weights in (("put back by your loader", loaded), ("left as in the file", left)):
+        decoder.load_state_dict(weights)
+        with torch.inference_mode():
+            loss = next_token_loss(decoder, pieces.to(device)).item()
+        print(f"  rows of queries and keys {words}: perplexity {math.exp(loss):.2f}")
 
-loaded = best_load_weights(as_in_file, TINY.query_heads, TINY.key_heads)
-left = {name: as_in_file[name_of(name)] if name.split(".")[-2] in rows_of else loaded[name] for name in loaded}
-text = tiny_text()[:4000]  # the model's tokens are bytes
-decoder = Decoder(dataclasses.replace(TINY, tied=False)).to(device).eval()  # its output matrix is given, too
-for words, weights in (("put back by your loader", loaded), ("left as in the file", left)):
-    decoder.load_state_dict(weights)
-    print(f"rows of queries and keys {words}: perplexity {math.exp(loss_on(decoder, text)):.2f}")
+
+print("The small model of chapter 05")
+small = trained_model("tiny", device=device)
+print_perplexities(small, encode(tiny_text())[:4112].view(16, -1))  # its tokens are bytes
+if REAL_MODEL:
+    print("SmolLM2")
+    published, tokenizer = load(dtype=torch.float32)
+    print_perplexities(published, tokenizer.encode(PARAGRAPH)[None])
+    del published
 
 # %% [markdown]
 # Other loaders have missed an output matrix that is tied to the embedding
@@ -581,7 +604,7 @@ best_keep = check("16.3", keep).best
 # batch 128: top-k took 0.30 ms instead of 2.0 ([vllm#40376](https://github.com/vllm-project/vllm/pull/40376); the card
 # is not stated). `python -m course_lib bench sampling` measures the course's own sampler on your GPU.
 #
-# ## Speculation's law
+# ## Speculation's law · deeper
 #
 # At batch 1 a step reads all weights for one token. Its arithmetic units are nearly idle, so five tokens would hardly
 # take longer than one. But the second token depends on the first. *Speculation* guesses it: a cheap *draft* guesses the
