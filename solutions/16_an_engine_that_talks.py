@@ -583,7 +583,7 @@ def keep(probabilities, k, p):
     k: int64 [rows], each from 1 to the vocabulary and beyond.
     p: float32 [rows], each above 0 and at most 1. k and p are contiguous.
     Returns: bool [rows, vocabulary], contiguous: True for what is left. Triton kernels do all of the work. PyTorch's
-        own operations compute nothing and sort nothing, and each probability is loaded once. p · S is either reached
+        own operations copy, compute and sort nothing, and each probability is loaded once. p · S is either reached
         exactly, or differs from every sum by more than float32 rounds off.
     """
     # BEGIN SOLUTION

@@ -10,6 +10,7 @@ from course_lib.checker import TRITON, Case, Contiguous, Exercise, Forbids, Laun
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.edits import edits, model_of
 from course_lib.checker.specification.layouts import beyond_32_bits, contiguous, unit_last
+from course_lib.checker.specification.requirements import ReadByKernels
 from exercises.topics.evidence import FAR_END, FIXED_SIZE, has_gaps
 from exercises.topics.pointers import load
 from exercises.topics.pytorch_operations import ARITHMETIC
@@ -92,7 +93,7 @@ def keep_cases(draw):
     probabilities, *rest = drawn(draw, rows=3, vocabulary=40)
     halves = [[0.25, 0.125, 0.125, 0.0625, 0.1875, 0.25], [0.125, 0.5, 0.125, 0.125, 0.0625, 0.0625]]
     return [
-        Case("0.4, 0.3, 0.3 and 0, with k = 2", listed([[0.4, 0.3, 0.3, 0.0]], [2], [1.0])),
+        Case("0.4, 0.3, 0.3 and 0, with k = 2 and 4", listed([[0.4, 0.3, 0.3, 0.0]] * 2, [2, 4], [1.0, 1.0])),
         Case("k = 4 and p = 0.82 of 0.35, 0.25, 0.2, 0.05 …",
             listed([[0.05, 0.35, 0.03, 0.25, 0.2, 0.04, 0.04, 0.04]], [4], [0.82])),
         Case("p that a sum reaches exactly", listed(halves * 2, [9, 9, 2, 3], [0.5, 0.75, 0.5, 1.0])),
@@ -227,8 +228,7 @@ EXERCISE = Exercise(
         LaunchesTriton(),
         Forbids((*ARITHMETIC, "sort", "topk", "argsort", "kthvalue", "cumsum", "scatter", "gather", "bincount", "histc",
                  "ge", "gt", "le", "lt", "bitwise_and", "logical_and")),
-        Moves(lambda probabilities, *rest: 5 * probabilities.numel(), slack=1.3),
-        Contiguous(),
+        Moves(lambda probabilities, *rest: 5 * probabilities.numel(), slack=1.3), ReadByKernels((0,)), Contiguous(),
     ),
     hints=(
         "One program holds one row in one tile. A multiple of 2⁻²⁴ times 2²⁴ is a whole number: search the threshold "

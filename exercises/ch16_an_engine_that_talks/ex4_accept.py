@@ -97,7 +97,7 @@ def accept_cases(draw):
         return Case(name, made(draw, *rows, **options), driver=law_of)
 
     return [
-        case("one guess, four tokens", ((4, 10, 4, 2), (10, 6, 3, 1)), last=(2, 4, 6, 8), whole=20, steps=20),
+        case("one guess, four tokens", ((4, 10, 4, 2), (7, 6, 4, 3)), last=(2, 4, 6, 8), whole=20, steps=20),
         case("one guess, two tokens may replace it", HALVED),
         case("one guess, copied: q is 1 on it", COPIED),
         case("one guess that p never makes", COPIED_IN_VAIN),
@@ -121,24 +121,27 @@ CONTRACT = Contract(
     most=3,
 )
 
+
+def beyond(case, seen, got):
+    """By how much k + 1 tokens are too likely, k or more, …, 1 or more, and 0 or more; NaN where nothing is known."""
+    if not isinstance(got, dict) or seen.modified_inputs:
+        return torch.full((2,), torch.nan)
+    number = f"chance of 0 to {len(case.args[0]) + 1} tokens"
+    return (got[number] - told(*case.args)[number]).flip(0).cumsum(0)
+
+
 RATIO = "uniforms[:, :k] < p[place, drafts] / q[place, drafts]"
 RESIDUAL, LAST_ROW, COUNT = "(p[:k] - q).clamp(min=0)", "p[k:]", "accepted.long().cumprod(1).sum(1)"
 EDGES, USED = "weights.cumsum(1) / weights.sum(1, keepdim=True)", "drawn(weights, uniforms[:, k])"
 ANSWER = "torch.where(place < count, padded, torch.where(place == count, new, none))"
-WEIGHTS = "torch.cat([residual, p[k:]])[count[:, 0]]"
-WITHOUT = "p[count[:, 0]].where(torch.arange(none) != torch.cat([drafts, 0 * count - 1], 1).gather(1, count), 0.0)"
 SAMPLED = "(drawn(p[:k].repeat(len(drafts), 1), uniforms[:, :k].flatten()).view(drafts.shape) == drafts)"
-EVERY = "torch.stack([drawn(row.expand(len(drafts), -1), uniforms[:, k]) for row in torch.cat([residual, p[k:]])], 1)"
-GOES_ON = f"torch.where(torch.cat([accepted, count < 0], 1), padded, {EVERY})"
 SAMPLES = (
     "A guess is accepted where a sample from p is the same token. That refuses far too many: accept the guess x with "
     "the chance min(1, p(x) / q(x)), and draw from max(p - q, 0) otherwise."
 )
 CHANGES = (
-    *edits("No guess is ever refused. Accept the guess x only if its uniform is below p(x) / q(x).",
-        never_refused=(RATIO, "uniforms[:, :k] < 2")),
-    *edits("No guess is ever accepted. Accept the guess x if its uniform is below p(x) / q(x).",
-        never_accepted=(RATIO, "uniforms[:, :k] > 2")),
+    *edits("All guesses are accepted, or none. Accept the guess x if its uniform is below p(x) / q(x), and only then.",
+        never_refused=(RATIO, "uniforms[:, :k] < 2"), never_accepted=(RATIO, "uniforms[:, :k] > 2")),
     *edits("The guess x is accepted with the chance q(x) / p(x). It is p(x) / q(x): what q drew too often is refused "
         "now and then.", ratio_upside_down=(RATIO, RATIO.replace("p[place, drafts] / q[place, drafts]",
         "(q[place, drafts] / p[place, drafts])"))),
@@ -147,8 +150,7 @@ CHANGES = (
     *edits("The guess x is accepted with the chance p(x). It was drawn with the chance q(x) in the first place, so "
         "divide by that.", not_divided_by_q=(RATIO, "uniforms[:, :k] < p[place, drafts]")),
     *edits("The guess x is accepted only where p(x) is at least q(x). Where p(x) is less, it is accepted with the "
-        "chance p(x) / q(x).", only_where_p_is_more=(RATIO, "p[place, drafts] >= q[place, drafts]"),
-        only_where_p_is_more__strictly=(RATIO, "p[place, drafts] > q[place, drafts]")),
+        "chance p(x) / q(x).", only_where_p_is_more=(RATIO, "p[place, drafts] >= q[place, drafts]")),
     *edits("A guess is accepted only if it is p's likeliest token. That is the greedy rule; here accept the guess x "
         "with the chance min(1, p(x) / q(x)).", only_the_likeliest=(RATIO, "p[:k].argmax(1) == drafts")),
     *edits(SAMPLES, samples_compared=(RATIO, SAMPLED, RESIDUAL, "p[:k]"), samples_compared__residual=(RATIO, SAMPLED),
@@ -171,19 +173,12 @@ CHANGES = (
         "larger values are left, so some tokens are never drawn. The last uniform is for this draw.",
         uniform_used_twice=(USED, "drawn(weights, uniforms.gather(1, count.clamp(max=max(k - 1, 0)))[:, 0])"),
         uniform_used_twice__the_first=(USED, "drawn(weights, uniforms[:, 0])"),
-        uniform_used_twice__behind_all_guesses=(USED, "drawn(weights, torch.where(count[:, 0] == k, "
-        "uniforms[:, max(k - 1, 0)], uniforms[:, k]))"),
         uniform_used_twice__after_a_refusal=(USED, "drawn(weights, uniforms.gather(1, count)[:, 0])")),
     *edits("A refused token is replaced by a draw from p. Tokens to which p gives more are then drawn too rarely. "
         "Draw from max(p - q, 0): what q lacks of p.", residual_is_p=(RESIDUAL, "p[:k]")),
-    *edits("A refused token is replaced by a draw from p without that token. Other tokens, too, have come often enough "
-        "from q. Draw from max(p - q, 0).", residual_is_p_without_the_refused=(WEIGHTS, WITHOUT)),
-    *edits("A refused token is replaced by a draw from q - p. Exactly these tokens were drawn too often already: it is "
-        "max(p - q, 0).", residual_reversed=(RESIDUAL, "(q - p[:k]).clamp(min=0)")),
-    *edits("A refused token is replaced by a draw from |p - q|. Where q is above p, nothing is missing: take max(p - "
-        "q, 0).", residual_absolute=(RESIDUAL, "(p[:k] - q).abs()")),
-    *edits("A refused token is replaced by a draw from q. What is missing is max(p - q, 0).",
-        residual_is_q=(RESIDUAL, "q")),
+    *edits("A refused token is drawn from q, q - p or |p - q|. Where q is above p, nothing is missing: take "
+        "max(p - q, 0).", residual_of_q=(RESIDUAL, "q"), residual_of_q__reversed=(RESIDUAL, "(q - p[:k]).clamp(min=0)"),
+        residual_of_q__absolute=(RESIDUAL, "(p[:k] - q).abs()")),
     *edits("The residual max(p - q, 0) adds up to less than 1 and was not normalised. Where the uniform is above its "
         "sum, it draws a token that has no share of it, or none at all. Divide by the sum.",
         residual_not_normalised=(EDGES, "weights.cumsum(1)"),
@@ -200,13 +195,9 @@ CHANGES = (
     *edits("Where all guesses are accepted, no token follows them. The step has computed p after the last guess too: "
         "draw one more from p's last row.", bonus_missing=(ANSWER, f"torch.where(place < k, {ANSWER}, none)"),
         bonus_missing__only_where_there_are_guesses=(ANSWER, f"torch.where(place < max(k, 1), {ANSWER}, none)")),
-    *edits("The token after all guesses is drawn from the row of the last guess. Draw it from p's last row, number k.",
-        bonus_of_the_row_before=(LAST_ROW, "p[max(k - 1, 0)][None]")),
-    *edits("The token after all guesses is drawn from max(p - q, 0). q has no row there: draw it from p itself.",
-        bonus_from_a_residual=(LAST_ROW, "(p[k:] - q[-1:].sum(0)).clamp(min=0)")),
-    *edits("Guesses after a refused one are appended too. They were computed from a text that holds the refused "
-        "token, so stop at the first refusal.", goes_on_after_a_refusal=(ANSWER, GOES_ON),
-        goes_on_after_a_refusal__without_a_bonus=(ANSWER, f"torch.where((place < k) | (count == k), {GOES_ON}, none)")),
+    *edits("The token after all guesses is drawn from another row, or less q. Draw it from p's last row, number k.",
+        bonus_of_another_row=(LAST_ROW, "p[max(k - 1, 0)][None]"),
+        bonus_of_another_row__less_q=(LAST_ROW, "(p[k:] - q[-1:].sum(0)).clamp(min=0)")),
     *edits("All accepted guesses were counted, and not only those before the first refusal. A refused guess is then "
         "appended in their place. Stop at the first refusal: a running product of the decisions does it.",
         all_accepted_counted=(COUNT, "accepted.long().sum(1)"), all_accepted_counted__nothing_left=(COUNT,
@@ -224,12 +215,7 @@ CHANGES = (
 
 
 EXERCISE = Exercise(
-    id="16.4",
-    title="Accept or refuse",
-    entries=("accept",),
-    cases=accept_cases,
-    oracle=told,
-    contracts=(CONTRACT,),
+    id="16.4", title="Accept or refuse", entries=("accept",), cases=accept_cases, oracle=told, contracts=(CONTRACT,),
     models=(model_of(told, CHANGES, (drawn, answered)),),
     hints=(
         "Go through the guesses in a loop. Compare uniforms[i] with p[i, token] / q[i, token]. At the first refusal "
@@ -246,5 +232,16 @@ EXERCISE = Exercise(
             when=raised("IndexError")),
         Mistake("random_numbers", "The same arguments give different answers. Take chance from `uniforms` only.",
             when=lambda case, seen, got: isinstance(got, dict) and got["calls that answer otherwise if repeated"] > 0),
+        Mistake("no_answer", "Some calls give no answer: no token, more than k + 1, or tokens after one that is not "
+            "the guess at its place. Stop at the first refusal. k may be 0.",
+            when=lambda case, seen, got: beyond(case, seen, got)[-2] < -1e-6),
+        Mistake("too_few_accepted", "Fewer guesses are accepted than the rule accepts. Where p(x) is q(x) or more, the "
+            "guess x is always accepted.", when=lambda case, seen, got: beyond(case, seen, got).min() < -1e-6),
+        Mistake("too_many_accepted", "More guesses are accepted than the rule accepts. The chance is p(x) / q(x), also "
+            "of a copied guess: 0 where p(x) is 0.", when=lambda case, seen, got: beyond(case, seen, got).max() > 1e-6),
+        Mistake("other_token_at_the_end", "As many guesses are accepted as should be, but the token at the end is not "
+            "drawn so. Its weights are max(p - q, 0) in the refused guess's row, copied or not, or p's last row. Its "
+            "uniform must have decided on no guess.", every=True,
+            when=lambda case, seen, got: beyond(case, seen, got).abs().max() < 1e-6),
     ),
 )  # fmt: skip

@@ -148,6 +148,7 @@ WRONG = {
     "fixed_size": changed("16.3", ("kernel[(rows,)]", "kernel[(min(rows, 128),)]")),
     "too_many_bytes": changed("16.3", ("    weights = tl", "    x = tl.load(probabilities_pointer + row * row_stride + "
         "token, mask=inside, other=0.0)\n    weights = tl")),
+    "copied_by_pytorch": changed("16.3", (CALL, CALL + "    probabilities = probabilities.contiguous()\n")),
     "forbidden_operation": changed("16.3", (CALL, CALL + "    probabilities = probabilities * 1\n")),
     "forbidden_operation__sorted": changed("16.3", (CALL, CALL + "    largest, _ = probabilities.topk(1)\n")),
     "p_of_all__and_ties_of_k_kept": changed(

@@ -50,10 +50,10 @@ def drawing(weights):
 WRONG = {
     # The residual.
     "residual_is_p": drawing("p"),
-    "residual_is_p_without_the_refused": drawing("p.clone().index_fill_(0, draft_tokens[place], 0)"),
-    "residual_reversed": drawing("(q - p).clamp(min=0)"),
-    "residual_absolute": drawing("(p - q).abs()"),
-    "residual_is_q": drawing("q"),
+    "other_token_at_the_end__p_without_the_refused": drawing("p.clone().index_fill_(0, draft_tokens[place], 0)"),
+    "residual_of_q__reversed": drawing("(q - p).clamp(min=0)"),
+    "residual_of_q__absolute": drawing("(p - q).abs()"),
+    "residual_of_q": drawing("q"),
     "residual_not_normalised": changed("16.4", ("uniforms[-1] * edges[-1]", "uniforms[-1]")),
     "residual_not_normalised__none": changed(
         "16.4", (DRAWN, "tokens.append(int(torch.searchsorted(edges, uniforms[-1])))")
@@ -77,13 +77,25 @@ WRONG = {
     ),
     "samples_compared__residual": accepting(f"{SAMPLE} == token"),
     "only_where_p_is_more": accepting("p[token] >= q[token]"),
-    "only_where_p_is_more__strictly": accepting("p[token] > q[token]"),
     "only_the_likeliest": accepting("token == p.argmax()"),
     "ratio_upside_down": accepting("uniforms[place] < q[token] / p[token]"),
     "compared_the_wrong_way": accepting("uniforms[place] > p[token] / q[token]"),
     "not_divided_by_q": accepting("uniforms[place] < p[token]"),
     "never_refused": accepting("True"),
     "never_accepted": accepting("False"),
+    "too_few_accepted__at_most_0.9": accepting("uniforms[place] < min(0.9, float(p[token] / q[token]))"),
+    "too_few_accepted__between_q_and_2q": accepting(
+        "uniforms[place] < (0.9 if q[token] <= p[token] <= 2 * q[token] else p[token] / q[token])"
+    ),
+    "too_few_accepted__never_divided_by_0": accepting("uniforms[place] < p[token] / (q[token] + 0.02)"),
+    "too_few_accepted__equal_rows": accepting("uniforms[place] < p[token] / q[token] and not torch.equal(p, q)"),
+    "too_many_accepted": accepting("q[token] == 1 or uniforms[place] < p[token] / q[token]"),
+    "other_token_at_the_end": drawing("(p - q).clamp(min=0) if q[token] < 1 else p"),
+    "other_token_at_the_end__uniform_stretched": changed(
+        "16.4", (RESIDUAL, f"ratio = p[token] / q[token]\n            {RESIDUAL}\n"
+                           "            uniforms = [(uniforms[place] - ratio) / (1 - ratio)]")
+    ),
+    "no_answer": changed("16.4", ("    tokens = []", "    if len(uniforms) == 1:\n        return []\n    tokens = []")),
     "one_uniform_for_all": accepting("uniforms[0] < p[token] / q[token]"),
     "uniform_used_twice": changed(
         "16.4", ("uniforms[-1] *", "uniforms[min(len(tokens), max(len(uniforms) - 2, 0))] *")
@@ -91,12 +103,12 @@ WRONG = {
     "uniform_used_twice__after_a_refusal": changed("16.4", ("uniforms[-1] *", "uniforms[len(tokens)] *")),
     "uniform_used_twice__the_first": changed("16.4", ("uniforms[-1] *", "uniforms[0] *")),
     # The end.
-    "goes_on_after_a_refusal": GOES_ON,
+    "no_answer__goes_on_after_a_refusal": GOES_ON,
     "all_accepted_counted": VECTORISED.replace(".cumprod(0)", ""),
     "bonus_missing": changed(
         "16.4", (DRAWN, f"if len(tokens) < len(draft_tokens):\n        {DRAWN}")
     ),
-    "bonus_of_the_row_before": changed(
+    "bonus_of_another_row": changed(
         "16.4", (BONUS, "weights = target_probabilities[max(len(draft_tokens) - 1, 0)]")
     ),
     "not_replaced": changed("16.4", (RESIDUAL, "return tokens")),
@@ -106,7 +118,7 @@ WRONG = {
     "not_drawn__after_a_refusal": changed(
         "16.4", (RESIDUAL, "return [*tokens, int((p - q).argmax())]")
     ),
-    "bonus_from_a_residual": changed(
+    "bonus_of_another_row__less_q": changed(
         "16.4", (BONUS, "weights = (target_probabilities[-1] - draft_probabilities[-1:].sum(0)).clamp(min=0)")
     ),
     "softmax_of_probabilities": changed(
