@@ -131,12 +131,9 @@ def scheduler_cases(draw):
         served("no requests", [], 8, 4, 16),
         served("one prompt of 5 tokens", [("a", 1, 5, 0, 0, 3)], 8, 4, 4),
         served("a prompt of 39 tokens, a budget of 8", [("a", 1, 39, 0, 0, 3)], 8, 12, 4),
-        served("a decode beside a long prompt", [("b", 1, 4, 0, 0, 6), ("a", 2, 20, 0, 0, 2)], 8, 12, 4),
-        served("the decode came later", [("b", 1, 30, 0, 0, 2), ("a", 1, 4, 0, 3, 4)], 8, 12, 4),
-        served("a budget of 1", [("c", 1, 3, 0, 0, 3), ("b", 1, 2, 0, 0, 2), ("a", 3, 1, 0, 0, 2)], 1, 8, 4),
-        served("more decodes than the budget", [(n, 1, 4, 1, 4, 3) for n in "dcba"], 2, 8, 4),
+        served("a decode beside a prompt of 8", [("b", 1, 4, 0, 0, 6), ("a", 2, 8, 0, 0, 2)], 8, 12, 4),
+        served("older ones wait", [("b", 1, 30, 0, 0, 2), ("c", 1, 9, 0, 5, 2), ("a", 1, 4, 0, 3, 4)], 8, 14, 4),
         served("more decodes than the budget, no page is free", [(n, 1, 4, 1, 4, 3) for n in "dcba"], 1, 4, 4),
-        served("a prompt that fills the pool", [("a", 1, 16, 0, 0, 1), ("b", 1, 3, 0, 0, 2)], 32, 4, 4),
         served("a decode finds no page", [("b", 1, 8, 1, 8, 4), ("a", 1, 8, 1, 8, 4)], 8, 4, 4),
         served("the newest holds 3 pages", [*((n, 1, 4, 1, 4, 4) for n in "cb"), ("a", 1, 11, 1, 11, 3)], 16, 5, 4),
         served("the newest finds no page itself", [("b", 1, 20, 0, 13, 2), ("a", 1, 3, 6, 8, 9)], 8, 11, 2),
@@ -171,6 +168,21 @@ ROOM, BACK = '(one["pages"] + self.free) * self.page_size - one["cached"]', 'sel
 ALL, SORTED = "for one in self.requests:", "for one in sorted(self.requests, key=lambda one: {}):"
 GIVEN, ORDER = "if count > 0:\n    self.compute(one, count)", "self.decode()\nself.fill()"
 
+BROKEN = {  # what the engine says of a plan that it cannot run
+    "were changed": ("requests_changed", "The requests were changed. Keep what you count in variables of your own."),
+    "does not decode": ("decode_waits", "A decode got no token, and a prompt did. Decodes come first, always."),
+    "is not there": ("not_there", "The plan has an id that no request has. Keep nothing from call to call."),
+    "has an entry of": ("empty_entry", "A request has an entry without any token. Leave it out of the dict."),
+    "tokens, and has": ("computed_twice", "A request computes more tokens than it has left: some are computed twice."),
+    "is newer": ("not_the_newest", "A request was preempted although a newer one runs. So the oldest may never end."),
+    "holds no page": ("waiting_preempted", "A request that waits was preempted. Look among those that run."),
+    "and computes": ("preempted_computes", "A preempted request computes in the same step, though its pages are gone."),
+    "and the budget is": ("too_many_tokens", "A step has more tokens than the budget. Subtract what each one gets."),
+    "new pages, and": ("pages_overdrawn", "A step needs more pages than are free. A chunk may have no more tokens than "
+        "fit into its request's pages and the free ones. Round up: what it takes is not free for the next."),
+    "nobody computes": ("nobody_computes", "Nobody computes, although each request fits by itself. If all hold full "
+        "pages, each waits for another one's: preempt the newest by rule 3, and apply rule 2 again."),
+}  # fmt: skip
 CHANGES = (
     *edits("The budget was counted down before a request was preempted. Subtract a token when a decode gets it.",
         budget_before_preemption=(ORDER, f"before = self.budget - len({DECODES})\nself.decode()\n"
@@ -215,24 +227,12 @@ CHANGES = (
         not_by_arrival=(ALL, f"{ALL[:-1]}[::-1]:"), not_by_arrival__decodes=(DECODES, f"{DECODES}[::-1]"),
         not_by_arrival__waiting=(ALL, SORTED.format('one["pages"] > 0')), not_by_arrival__shortest=(ALL, SORTED.format(
         'one["left"]')), not_by_arrival__running=(ALL, SORTED.format('one["pages"] == 0'))),
+    *edits(BROKEN["is newer"][1], not_the_newest=("pop(-1)", "pop(0)"), not_the_newest__by_id=("pop(-1)",
+        'pop(max(range(len(self.running)), key=lambda at: str(self.running[at]["id"])))')),
+    *edits(BROKEN["nobody computes"][1], nobody_computes=("self.requests and not self.tokens", "False")),
     *edits('A request whose id is 0 or "" was left out. Python takes these for false: ask whether the id is in a list.',
         id_taken_for_false=(OTHERS, f'{OTHERS} one["id"] and')),
 )  # fmt: skip
-BROKEN = {  # what the engine says of a plan that it cannot run
-    "were changed": ("requests_changed", "The requests were changed. Keep what you count in variables of your own."),
-    "does not decode": ("decode_waits", "A decode got no token, and a prompt did. Decodes come first, always."),
-    "is not there": ("not_there", "The plan has an id that no request has. Keep nothing from call to call."),
-    "has an entry of": ("empty_entry", "A request has an entry without any token. Leave it out of the dict."),
-    "tokens, and has": ("computed_twice", "A request computes more tokens than it has left: some are computed twice."),
-    "is newer": ("not_the_newest", "A request was preempted although a newer one runs. So the oldest may never end."),
-    "holds no page": ("waiting_preempted", "A request that waits was preempted. Look among those that run."),
-    "and computes": ("preempted_computes", "A preempted request computes in the same step, though its pages are gone."),
-    "and the budget is": ("too_many_tokens", "A step has more tokens than the budget. Subtract what each one gets."),
-    "new pages, and": ("pages_overdrawn", "A step needs more pages than are free. A chunk may have no more tokens than "
-        "fit into its request's pages and the free ones. Round up: what it takes is not free for the next."),
-    "nobody computes": ("nobody_computes", "Nobody computes, although each request fits by itself. If all hold full "
-        "pages, each waits for another one's: preempt the newest by rule 3, and apply rule 2 again."),
-}  # fmt: skip
 
 EXERCISE = Exercise(
     id="16.6", title="The scheduler", entries=("plan",), cases=scheduler_cases, oracle=told, contracts=(CONTRACT,),

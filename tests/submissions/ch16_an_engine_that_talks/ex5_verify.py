@@ -63,7 +63,8 @@ WRONG = {
     # Pages.
     "strides_ignored__table": changed("16.5", ("block_table.stride(0),", "block_table.shape[1],")),
     "first_table_for_all": changed("16.5", (PAGE, PAGE.replace("sequence * table_stride + ", ""))),
-    "page_0_left_out": seeing("tl.where(page > 0, length - QUERIES + 1 + number, 0)"),
+    "page_0_left_out": changed("16.5", (SCORED, "tl.where(positions[None, :] < tl.where(page > 0, ends, 0)[:, None], "
+        "scores, ")),
     "page_0_left_out__as_zeros": changed("16.5", (INSIDE, INSIDE.replace("length", "tl.where(page > 0, length, 0)"))),
     "table_ignored": changed("16.5", (f"page = {PAGE}.to(tl.int64)", "page = block")),
     "next_page_of_the_pool": changed("16.5", (PAGE, f"({PAGE} + 1)")),

@@ -47,6 +47,8 @@ WRONG = {
     "passed_over": wrong((PREEMPT, ""),
                             (TURN, TURN.replace("request in running", "pages_for(request, 1) <= free_pages"))),
     "not_the_newest__oldest": wrong(("running.pop()", "running.pop(0)")),
+    "not_the_newest__by_id_and_no_rule_3": wrong(("running.pop()", "running.pop(max(range(len(running)), "
+        "key=lambda at: str(running[at]['id'])))"), (STUCK, "")),
     "not_the_newest__never_itself": wrong((
         PREEMPT, PREEMPT.replace("preempt_the", "running.sort(key=lambda one: one is not request)\n"
                                                     "            preempt_the"))),
