@@ -65,7 +65,7 @@ class BlockLists:
     partial_of_keys: TileLists
 
     def tensors(self) -> list[torch.Tensor]:
-        """All tensors, in the order in which `split_tensors` takes them apart."""
+        """All tensors, in the order in which `lists_from_tensors` reads them."""
         lists = self.full, self.partial, self.full_of_keys, self.partial_of_keys
         return [self.masks, *(tensor for part in lists for tensor in part if tensor is not None)]
 
@@ -148,6 +148,13 @@ def given_block_lists(full, partial=None, mask=None, *, query_length, key_length
 
     return block_lists(visible, query_length, key_length, batch=full.shape[0], heads=full.shape[1],
                        query_rows=query_rows, key_rows=key_rows, device=full.device)  # fmt: skip
+
+
+def lists_from_tensors(tensors, query_length, key_length, query_rows, key_rows) -> BlockLists:
+    """The lists whose `tensors()` these are."""
+    masks, *rest = tensors
+    parts = [TileLists(*rest[:2], None), TileLists(*rest[2:5]), TileLists(*rest[5:7], None), TileLists(*rest[7:])]
+    return BlockLists(query_length, key_length, query_rows, key_rows, masks, *parts)
 
 
 def lists_of(table: torch.Tensor, numbers: torch.Tensor | None = None) -> TileLists:
