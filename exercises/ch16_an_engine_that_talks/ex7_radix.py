@@ -57,7 +57,7 @@ def any_calls(draw, page_size, steps, evictions=("evict",)):
     return script
 
 
-ABC = "insert aabbcc 1 2 3"
+ABC = "insert aabbcc 1 2 300"
 IN_TWOS = {
     "one text": f"{ABC}; match aabbcc; match aabb; match aabbccdd; match bb; match",
     "pages that are not full": f"insert aabbc 1 2; match aabbc; match aab; match a; {ABC}; match aabbc; match aabb",
@@ -72,7 +72,7 @@ IN_TWOS = {
     "a part is locked, after a turn": f"{ABC}; insert aadd 1 5; lock aadd; lock aa; unlock aadd; evict 9",
     "the one used longest ago": "insert aa 0; insert bb 2; insert cc 1; match aa; evict 1; evict 1; evict 1",
     "ends go before beginnings": f"{ABC}; insert dd 4; match aa; evict 1; evict 1; evict 1; evict 1",
-    "inserting is a use": f"{ABC}; insert dd 4; insert aabbcc 1 2 3; evict 1; lock aa; unlock aa; evict 2",
+    "inserting is a use": f"{ABC}; insert dd 4; {ABC}; evict 1; lock aa; unlock aa; evict 2",
     "a lock is no use": "insert aa 1; insert bb 2; lock aa; unlock aa; evict 1; match aa; match bb",
     "an end is unlocked later": "insert aabb 1 2; insert cc 3; match aabb; lock cc; evict 1; unlock cc; evict 1",
     "a lock inside": "insert cc 3; insert aabb 1 2; lock cc; lock aa; unlock aa; evict 1; unlock cc; evict 1; evict 1",
