@@ -68,10 +68,15 @@ def check_sink(sink, query) -> None:
     check_contiguous("sink", sink)
 
 
-def check_window_and_scale(window, scale):
-    """Raise a ValueError unless window is None or a number of keys, and scale None or a number above 0."""
+def check_window(window):
+    """Raise a ValueError unless window is None or a number of keys."""
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
         raise ValueError(f"window is {window!r}; it must be None (no limit) or an int of at least 0, a number of keys.")
+
+
+def check_window_and_scale(window, scale):
+    """Raise a ValueError unless window is None or a number of keys, and scale None or a number above 0."""
+    check_window(window)
     # The running maximum is taken over raw scores and scaled afterwards: a negative scale would turn their order round,
     # and 0 would make NaN of the -inf that hides a key.
     if scale is not None and not 0 < scale < math.inf:

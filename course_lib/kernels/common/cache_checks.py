@@ -86,13 +86,20 @@ def check_lengths(lengths, capacity: int, holder: str) -> None:
             raise ValueError(f"lengths[{sequence}] is {length}; {holder} has room for {capacity} tokens.")
 
 
-def check_tables(block_tables, lengths, pages: int, page_size: int) -> None:
-    """Reads the device: raise a ValueError unless each table names an existing page for every token of its sequence."""
+def check_tables(block_tables, lengths, pages: int, page_size: int, window: int | None = None, new_tokens=1) -> None:
+    """Reads the device: raise a ValueError unless each table names an existing page for every token of its sequence.
+
+    window: for those tokens alone that one of the last `new_tokens` sees, a number, or one of each sequence, [batch].
+    """
     max_blocks = block_tables.shape[1]
     check_lengths(lengths, max_blocks * page_size,
                   f"a row of block_tables, {max_blocks} pages of {page_size} tokens,")  # fmt: skip
     used_blocks = (lengths + page_size - 1) // page_size  # [batch]
-    used = torch.arange(max_blocks, device=lengths.device) < used_blocks[:, None]  # [batch, max_blocks]
+    blocks = torch.arange(max_blocks, device=lengths.device)
+    used = blocks < used_blocks[:, None]  # [batch, max_blocks]
+    if window is not None:
+        first_seen = (lengths - new_tokens - window).clamp(min=0)  # [batch]
+        used &= blocks >= (first_seen // page_size)[:, None]
     outside = used & ((block_tables < 0) | (block_tables >= pages))
     if outside.any():
         sequence, block = outside.nonzero()[0].tolist()

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
+from course_lib.kernels.common.attention_checks import check_sink, check_window
 from course_lib.kernels.common.cache_checks import (
     check_indices,
     check_lengths,
@@ -28,19 +29,19 @@ from course_lib.kernels.common.softmax import scale_in_log2
 from course_lib.kernels.common.splits import split_keys
 from course_lib.kernels.decode.combine import finish_split
 from course_lib.kernels.decode.parts import DECODE_SIZES, attend_to_tile, load_queries, packed_heads
-from course_lib.kernels.decode.tiles import decode_compile_cases, decode_settings
+from course_lib.kernels.decode.tiles import decode_compile_cases, decode_settings, windowed
 from course_lib.kernels.decode.workspace import prepare_step
 
 CACHE_DIMENSIONS = "[batch, key_heads, capacity, head_dim]"
 
 
-@triton.jit(do_not_specialize=DECODE_SIZES)
+@triton.jit(do_not_specialize=(*DECODE_SIZES, "window"))
 def decode_attention_kernel(
     query_pointer, key_pointer, value_pointer, lengths_pointer, output_pointer, lse_pointer,
-    partial_outputs, partial_lses, arrivals,
+    sink_pointer, partial_outputs, partial_lses, arrivals,
     query_batch_stride, query_head_stride, key_batch_stride, key_head_stride, key_stride,
     value_batch_stride, value_head_stride, value_stride, output_batch_stride, output_head_stride,
-    query_heads, heads_per_key_head, scale_log2,
+    query_heads, heads_per_key_head, window, scale_log2,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP_ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, SAME_STRIDES: tl.constexpr,
 ):  # fmt: skip
@@ -48,7 +49,7 @@ def decode_attention_kernel(
     batch = tl.program_id(2).to(tl.int64)
     key_head, heads, is_head = packed_heads(heads_per_key_head, BLOCK_M)
     length = tl.load(lengths_pointer + batch).to(tl.int32)
-    begin, end = split_keys(length, tl.program_id(1), tl.num_programs(1))
+    begin, end = split_keys(length, tl.program_id(1), tl.num_programs(1), window)
     keys = key_pointer + batch * key_batch_stride + key_head.to(tl.int64) * key_head_stride
     values = value_pointer + batch * value_batch_stride + key_head.to(tl.int64) * value_head_stride
 
@@ -78,7 +79,7 @@ def decode_attention_kernel(
                  (output_pointer + batch * output_batch_stride, output_head_stride),
                  lse_pointer if lse_pointer is None else lse_pointer + batch * query_heads,
                  (partial_outputs, partial_lses, arrivals), batch, query_heads, heads_per_key_head,
-                 HEAD_DIM, GROUP_ROWS)  # fmt: skip
+                 HEAD_DIM, GROUP_ROWS, sink_pointer)  # fmt: skip
 
 
 def decode_attention(
@@ -87,7 +88,9 @@ def decode_attention(
     value_cache,
     lengths,
     *,
+    window=None,
     scale=None,
+    sink=None,
     splits=None,
     return_lse=False,
     output=None,
@@ -102,9 +105,13 @@ def decode_attention(
         key_cache, value_cache: [batch, key_heads, capacity, head_dim], of query's dtype and device. query_heads is a
             multiple of key_heads; query head h reads key head h // (query_heads // key_heads).
         lengths: int32 or int64 [batch], tokens of each sequence in the cache, the current one included; 0 to capacity.
+        window: if given, the query sees at most `window` keys before its own position, besides its own. The others are
+            not read, whatever they are.
         scale: factor of the scores, above 0; 1/√head_dim when None.
+        sink: [query_heads], float32 or query's dtype, a score for each query head that joins the softmax of its row and
+            has no value; scale does not multiply it. None: no sink.
         splits: parts that each sequence's keys are split into, one program each; None takes those of the workspace, or
-            asks `decode_plan`, with the capacity as the longest length.
+            asks `decode_plan`, with the capacity as the longest length, or the window's keys where they are fewer.
         return_lse: also return the log-sum-exp of the scaled scores, natural logarithm, float32 [batch, query_heads].
         output: where the result goes, of query's shape and dtype; a new tensor when None.
         workspace: from `decode_workspace`; allocated when None.
@@ -112,8 +119,8 @@ def decode_attention(
             workspace, the host neither waits nor allocates: the step can be captured in a CUDA graph. A length that is
             wrong then reads memory of others.
 
-    Returns the output, or (output, log-sum-exp); zeros and minus infinity for a sequence of length 0. With a workspace
-    the log-sum-exp is the workspace's own tensor, which the next step overwrites.
+    Returns the output, or (output, log-sum-exp); zeros and minus infinity, or the sink, for a sequence of length 0.
+    With a workspace the log-sum-exp is the workspace's own tensor, which the next step overwrites.
 
     Raises a ValueError that names the argument when shapes, dtypes, devices, strides, lengths or options don't fit.
     Source: Dao et al., Flash-Decoding for long-context inference, 2023.
@@ -127,15 +134,18 @@ def decode_attention(
         raise ValueError(f"key_cache has batch size {key_cache.shape[0]}; it must be that of query, {batch}.")
     check_indices("lengths", lengths, "[batch]", (batch,), query.device)
     check_output(output, query)
+    check_window(window)
+    check_sink(sink, query)
     check_splits(splits)
     if validate:
         check_lengths(lengths, capacity, "the cache")
 
-    plan, output, parts, lse = prepare_step(query, key_heads, capacity, splits, return_lse, output, workspace)
+    longest, window = windowed(capacity, window)
+    plan, output, parts, lse = prepare_step(query, key_heads, longest, splits, return_lse, output, workspace)
     decode_attention_kernel[(plan.programs, plan.splits, batch)](
-        query, key_cache, value_cache, lengths, output, lse, *parts, *query.stride()[:2], *key_cache.stride()[:3],
+        query, key_cache, value_cache, lengths, output, lse, sink, *parts, *query.stride()[:2], *key_cache.stride()[:3],
         *value_cache.stride()[:3], *output.stride()[:2], query_heads, query_heads // key_heads,
-        scale_in_log2(scale, head_dim),
+        window, scale_in_log2(scale, head_dim),
         SAME_STRIDES=key_cache.stride() == value_cache.stride(), **decode_settings(query, key_heads, plan.tiles),
     )  # fmt: skip
     return (output, lse) if return_lse else output

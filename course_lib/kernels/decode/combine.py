@@ -41,6 +41,15 @@ def store_heads(output, lse, heads, is_head, outputs, lse_pointer, HEAD_DIM: tl.
 
 
 @triton.jit
+def load_sinks(sink_pointer, heads, is_head):
+    """The sinks of these query heads, float32 of their shape; None where there are none."""
+    sink = None
+    if sink_pointer is not None:
+        sink = tl.load(sink_pointer + heads, mask=is_head, other=0.0).to(tl.float32)
+    return sink
+
+
+@triton.jit
 def finish_split(
     running_max,
     running_sum,
@@ -55,6 +64,7 @@ def finish_split(
     heads_per_key_head,
     HEAD_DIM: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
+    sink_pointer=None,
 ):
     """Store what a program found: the result itself if it saw all keys, else its part, which the last one merges.
 
@@ -64,12 +74,17 @@ def finish_split(
 
     Each program of a group counts itself in, once its part is in memory. The one that finds all others there merges the
     parts in the order of the splits, so results repeat bit for bit whoever was last, and leaves the counter at 0.
+
+    sink_pointer: a score for each query head that joins the sum of its row, or None. Whoever has the whole row adds it:
+    the only program, or the one that merges. In every part it would count once a split.
     """
-    output, lse = finish_rows(accumulator, running_max, running_sum)  # [BLOCK_M, BLOCK_D], [BLOCK_M]
     partial_outputs, partial_lses, arrivals = workspace
     if partial_outputs is None:
+        sink = load_sinks(sink_pointer, heads, is_head)
+        output, lse = finish_rows(accumulator, running_max, running_sum, sink)  # [BLOCK_M, BLOCK_D], [BLOCK_M]
         store_heads(output, lse, heads, is_head, outputs, lse_pointer, HEAD_DIM)
     else:
+        output, lse = finish_rows(accumulator, running_max, running_sum)  # [BLOCK_M, BLOCK_D], [BLOCK_M]
         splits = tl.num_programs(1)
         rows_per_split = tl.num_programs(2).to(tl.int64) * query_heads
         first_row = batch * query_heads  # of this sequence, in each split
@@ -84,9 +99,10 @@ def finish_split(
             head_blocks = tl.cdiv(heads_per_key_head, BLOCK_M)
             rows = tl.program_id(0) % head_blocks * BLOCK_M + tl.arange(0, GROUP_ROWS)  # [GROUP_ROWS]
             merged_heads = tl.program_id(0) // head_blocks * heads_per_key_head + rows  # [GROUP_ROWS]
+            sink = load_sinks(sink_pointer, merged_heads, rows < heads_per_key_head)
             merged, merged_lse = merge_partials(
                 partial_outputs, partial_lses, first_row + merged_heads, rows < heads_per_key_head, rows_per_split,
-                splits, HEAD_DIM, accumulator.shape[1])  # fmt: skip
+                splits, HEAD_DIM, accumulator.shape[1], sink)  # fmt: skip
             store_heads(merged, merged_lse, merged_heads, rows < heads_per_key_head, outputs, lse_pointer, HEAD_DIM)
             tl.store(arrivals, 0)
 

@@ -87,7 +87,7 @@ def buffered_bytes(tiles: Tiles, block_d: int) -> int:
 
 
 def decode_plan(query, key_heads: int, longest: int, splits: int | None = None) -> DecodePlan:
-    """The plan for query [batch, query_heads, head_dim] against sequences of at most `longest` tokens.
+    """The plan for query [batch, query_heads, head_dim], which sees at most `longest` keys: with a window, its own.
 
     splits: to be used; chosen when None. `decode_workspace` needs to know them: `decode_plan(...).splits`.
     """
@@ -95,6 +95,11 @@ def decode_plan(query, key_heads: int, longest: int, splits: int | None = None) 
     return cheapest_plan(architecture_of(query.device), query.dtype, triton.next_power_of_2(head_dim), batch,
                          query_heads // key_heads, key_heads, longest, multiprocessor_count(query.device),
                          splits)  # fmt: skip
+
+
+def windowed(capacity: int, window: int | None) -> tuple[int, int | None]:
+    """Of caches with room for `capacity` keys: the most keys that a query sees, and its window in 32 bits."""
+    return (capacity, None) if window is None else (min(capacity, window + 1), min(window, capacity))
 
 
 def cheapest_plan(arch, dtype, block_d, batch, group, key_heads, longest, multiprocessors, splits) -> DecodePlan:

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
+from course_lib.kernels.common.attention_checks import check_sink, check_window
 from course_lib.kernels.common.cache_checks import (
     check_indices,
     check_output,
@@ -31,20 +32,20 @@ from course_lib.kernels.common.softmax import scale_in_log2
 from course_lib.kernels.common.splits import split_keys
 from course_lib.kernels.decode.combine import finish_split
 from course_lib.kernels.decode.parts import DECODE_SIZES, attend_to_tile, load_queries, packed_heads
-from course_lib.kernels.decode.tiles import decode_compile_cases, decode_settings
+from course_lib.kernels.decode.tiles import decode_compile_cases, decode_settings, windowed
 from course_lib.kernels.decode.workspace import prepare_step
 from course_lib.kernels.paged.prefill import PAGE_DIMENSIONS, paged_prefill_attention
 
 __all__ = ["paged_decode_attention", "paged_prefill_attention"]
 
 
-@triton.jit(do_not_specialize=DECODE_SIZES)
+@triton.jit(do_not_specialize=(*DECODE_SIZES, "window"))
 def paged_decode_kernel(
     query_pointer, key_pointer, value_pointer, tables_pointer, lengths_pointer, output_pointer, lse_pointer,
-    partial_outputs, partial_lses, arrivals,
+    sink_pointer, partial_outputs, partial_lses, arrivals,
     query_batch_stride, query_head_stride, key_page_stride, key_head_stride, key_stride,
     value_page_stride, value_head_stride, value_stride, table_stride, output_batch_stride, output_head_stride,
-    query_heads, heads_per_key_head, scale_log2,
+    query_heads, heads_per_key_head, window, scale_log2,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, GROUP_ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SAME_STRIDES: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
@@ -53,7 +54,7 @@ def paged_decode_kernel(
     batch = tl.program_id(2).to(tl.int64)
     key_head, heads, is_head = packed_heads(heads_per_key_head, BLOCK_M)
     length = tl.load(lengths_pointer + batch).to(tl.int32)
-    begin, end = split_keys(length, tl.program_id(1), tl.num_programs(1))
+    begin, end = split_keys(length, tl.program_id(1), tl.num_programs(1), window)
     keys = key_pointer + key_head.to(tl.int64) * key_head_stride
     values = value_pointer + key_head.to(tl.int64) * value_head_stride
     table = tables_pointer + batch * table_stride
@@ -88,7 +89,7 @@ def paged_decode_kernel(
                  (output_pointer + batch * output_batch_stride, output_head_stride),
                  lse_pointer if lse_pointer is None else lse_pointer + batch * query_heads,
                  (partial_outputs, partial_lses, arrivals), batch, query_heads, heads_per_key_head,
-                 HEAD_DIM, GROUP_ROWS)  # fmt: skip
+                 HEAD_DIM, GROUP_ROWS, sink_pointer)  # fmt: skip
 
 
 def paged_decode_attention(
@@ -98,7 +99,9 @@ def paged_decode_attention(
     block_tables,
     lengths,
     *,
+    window=None,
     scale=None,
+    sink=None,
     splits=None,
     return_lse=False,
     output=None,
@@ -114,17 +117,18 @@ def paged_decode_attention(
         key_pages, value_pages: [pages, key_heads, page_size, head_dim], of query's dtype and device. query_heads is a
             multiple of key_heads; query head h reads key head h // (query_heads // key_heads).
         block_tables: int32 or int64 [batch, max_blocks]: the page of tokens i·page_size to (i + 1)·page_size - 1 of a
-            sequence at [sequence, i]. Entries that the length doesn't reach are not read, and may be anything.
+            sequence at [sequence, i]. Entries that the length doesn't reach, and those of pages that lie before the
+            window, are not read, and may be anything: a page that no query will see again can be given back.
         lengths: int32 or int64 [batch], tokens of each sequence in the cache, the current one included; 0 or more.
-        scale, splits, return_lse, output, workspace: as for `decode_attention`; the longest length is taken to be
-            max_blocks · page_size.
+        window, scale, sink, splits, return_lse, output, workspace: as for `decode_attention`; the longest length is
+            taken to be max_blocks · page_size.
         validate: read `lengths` and `block_tables` from the device and check them, which waits for it. With False, an
             output and a workspace, the host neither waits nor allocates: the step can be captured in a CUDA graph. A
             length or a page number that is wrong then reads memory of others.
         dependent: start while the kernel before still runs; from sm_90 on.
 
-    Returns the output, or (output, log-sum-exp); zeros and minus infinity for a sequence of length 0. With a workspace
-    the log-sum-exp is the workspace's own tensor, which the next step overwrites.
+    Returns the output, or (output, log-sum-exp); zeros and minus infinity, or the sink, for a sequence of length 0.
+    With a workspace the log-sum-exp is the workspace's own tensor, which the next step overwrites.
 
     Raises a ValueError that names the argument when shapes, dtypes, devices, strides, lengths, tables or options don't
     fit: a table too short for its length, say, or a page outside the pool.
@@ -137,17 +141,20 @@ def paged_decode_attention(
     check_indices("lengths", lengths, "[batch]", (batch,), query.device)
     check_indices("block_tables", block_tables, "[batch, max_blocks]", (batch, None), query.device)
     check_output(output, query)
+    check_window(window)
+    check_sink(sink, query)
     check_splits(splits)
     if validate:
-        check_tables(block_tables, lengths, pages, page_size)
+        check_tables(block_tables, lengths, pages, page_size, window)
 
-    longest = block_tables.shape[1] * page_size
+    capacity = block_tables.shape[1] * page_size
+    longest, window = windowed(capacity, window)
     plan, output, parts, lse = prepare_step(query, key_heads, longest, splits, return_lse, output, workspace)
     paged_decode_kernel[(plan.programs, plan.splits, batch)](
-        query, key_pages, value_pages, block_tables, lengths, output, lse, *parts,
+        query, key_pages, value_pages, block_tables, lengths, output, lse, sink, *parts,
         *query.stride()[:2], *key_pages.stride()[:3], *value_pages.stride()[:3], block_tables.stride(0),
         *output.stride()[:2], query_heads, query_heads // key_heads,
-        scale_in_log2(scale, head_dim), PAGE_SIZE=page_size,
+        window, scale_in_log2(scale, head_dim), PAGE_SIZE=page_size,
         SAME_STRIDES=key_pages.stride() == value_pages.stride(), **decode_settings(query, key_heads, plan.tiles),
         **launch_options(dependent, query.device),
     )  # fmt: skip

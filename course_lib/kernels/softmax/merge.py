@@ -10,7 +10,8 @@ HEAD_DIM and one number per part and query head; written: one row.
 import triton
 import triton.language as tl
 
-from course_lib.kernels.common.numbers import LN_2, LOG2_E
+from course_lib.kernels.common.numbers import LOG2_E
+from course_lib.kernels.common.softmax import finish_rows
 
 # Parts in a step of the loop, and the shared memory for steps whose loads are on their way while one is at work.
 PARTS_PER_STEP = tl.constexpr(4)
@@ -21,13 +22,22 @@ MOST_ELEMENTS = tl.constexpr(2048)  # of a part that registers hold several of
 
 @triton.jit
 def merge_partials(
-    partial_outputs, partial_lses, rows, inside, rows_per_split, splits, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr
+    partial_outputs,
+    partial_lses,
+    rows,
+    inside,
+    rows_per_split,
+    splits,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    sink=None,
 ):
     """Merge the `splits` parts of the rows [ROWS]: returns the outputs [ROWS, BLOCK_D] and log-sum-exps [ROWS].
 
     partial_outputs [splits, rows_per_split, HEAD_DIM] and partial_lses [splits, rows_per_split] are contiguous float32.
     `inside` says which rows exist. The parts are added one after another, so that no thread waits for another's sum and
-    the result depends on their number alone; the loads of later parts are on their way meanwhile.
+    the result depends on their number alone; the loads of later parts are on their way meanwhile. sink: as for
+    `finish_rows`; no part has it.
     """
     ROWS: tl.constexpr = rows.shape[0]
     PARTS: tl.constexpr = PARTS_PER_STEP if ROWS * BLOCK_D <= MOST_ELEMENTS else 1
@@ -55,5 +65,4 @@ def merge_partials(
         accumulator = accumulator * rescale[:, None] + output
         running_sum = running_sum * rescale + share
         running_max = new_max
-    total = tl.where(running_sum == 0.0, 1.0, running_sum)
-    return accumulator / total[:, None], (running_max + tl.log2(total)) * LN_2
+    return finish_rows(accumulator, running_max, running_sum, sink)

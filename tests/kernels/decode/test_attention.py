@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from course_lib.hardware.device import interpreting
+from course_lib.hardware.meter.metered import metered
 from course_lib.kernels.decode.attention import decode_attention
 from course_lib.kernels.decode.reference import decode_attention_reference
+from course_lib.kernels.decode.tiles import cheapest_plan, windowed
 from course_lib.kernels.decode.workspace import decode_workspace
 from tests.kernels.decode.cases import (
     assert_close_to_float64,
@@ -27,10 +29,15 @@ def tensors(draw, batch, key_heads, group, capacity, head_dim, dtype=torch.float
     return query, *(random_tensor(draw, batch, key_heads, capacity, head_dim, dtype=dtype) for _ in range(2))
 
 
+def sinks(query_heads, around=0.0):
+    """A sink for each head, near a number."""
+    return around + torch.linspace(-1, 2, query_heads)
+
+
 def assert_right(query, key, value, lengths, case="", **options):
     ours = decode_attention(query, key, value, lengths, return_lse=True, **options)
     known = [torch.nan_to_num(tensor) for tensor in (key, value)]
-    scale = {"scale": options.get("scale")}
+    scale = {name: options.get(name) for name in ("window", "scale", "sink")}
     right = decode_attention_reference(
         query.double(), *(tensor.double() for tensor in known), lengths, return_lse=True, **scale
     )
@@ -53,14 +60,17 @@ def test_any_shape_lengths_strides_and_splits_are_right(seed):
     if draw.random() < 0.5:
         query, key, value = odd_strides(query), odd_strides(key), odd_strides(value)
     splits, scale = draw.choice([None, 1, 2, 3, 5]), draw.choice([None, 0.3])
+    window, sink = draw.choice([None, None, 0, 1, 40, 200]), draw.choice([None, sinks(query.shape[1])])
     assert_right(
         query,
         key,
         value,
         lengths,
         splits=splits,
+        window=window,
         scale=scale,
-        case=f"{seed=} {key_heads=} {group=} {capacity=} {head_dim=} {lengths=} {splits=}",
+        sink=sink,
+        case=f"{seed=} {key_heads=} {group=} {capacity=} {head_dim=} {lengths=} {splits=} {window=}",
     )
 
 
@@ -69,6 +79,51 @@ def test_any_shape_lengths_strides_and_splits_are_right(seed):
 def test_lengths_around_tiles_and_splits_are_right(length, splits):
     draw = Random(length)
     assert_right(*tensors(draw, 1, 1, 2, 130, 16), torch.tensor([length]), splits=splits)
+
+
+@pytest.mark.parametrize("window", [0, 1, 63, 64, 100, 129, 2**40])
+@pytest.mark.parametrize("splits", [1, 2, 7])
+def test_a_window_is_right_whatever_lies_before_it(window, splits):
+    """NaN in keys and values outside, also where the window begins in the middle of a tile."""
+    query, key, value = tensors(Random(0), 3, 1, 2, 130, 16)
+    lengths = torch.tensor([130, 0, 65])
+    seen = torch.arange(130) >= lengths[:, None] - 1 - window
+    key, value = (forget_beyond(cache, lengths).where(seen[:, None, :, None], math.nan) for cache in (key, value))
+    output, _ = assert_right(query, key, value, lengths, window=window, splits=splits)
+    assert output.isfinite().all()
+
+
+@pytest.mark.parametrize("around", [-1e4, 0.0, 1e4], ids=str)
+@pytest.mark.parametrize("splits", [1, 2, 7])
+def test_a_sink_is_added_once_whatever_the_splits(splits, around):
+    """Of 7 splits of 5 keys two are empty, and a sequence of none has its sink alone."""
+    query, key, value = tensors(Random(0), 2, 2, 3, 20, 16)
+    sink = sinks(6, around)
+    output, lse = assert_right(query, key, value, torch.tensor([5, 0]), sink=sink, splits=splits)
+    assert torch.all(output[1] == 0)
+    torch.testing.assert_close(lse[1], sink)
+
+
+def test_a_sink_reaches_the_heads_of_every_program_of_a_group():
+    assert_right(*tensors(Random(0), 1, 1, 100, 40, 16), torch.tensor([40]), splits=2, sink=sinks(100))
+
+
+@pytest.mark.parametrize("splits", [1, 2, 7])
+def test_only_the_keys_of_the_window_are_read(splits):
+    """Their bytes once, whatever the window's edge: not those of a tile that begins at a multiple of its size."""
+    query, key, value = tensors(Random(0), 2, 2, 2, 300, 16)
+    report = metered(decode_attention, query, key, value, torch.tensor([300, 20]), window=63, splits=splits)
+    for name in ("key_pointer", "value_pointer"):
+        assert report[name].loaded_bytes == (64 + 20) * 2 * 16 * 4  # keys, heads, numbers, bytes
+
+
+def test_the_plan_is_made_for_the_keys_of_the_window():
+    query = torch.zeros(1, 8, 128, device="meta", dtype=torch.float16)
+    assert windowed(131072, 4096) == (4097, 4096) and windowed(100, 2**40) == (100, 100)
+    assert windowed(100, None) == (100, None)
+    longest = [windowed(131072, window)[0] for window in (None, 100)]
+    many, few = (cheapest_plan(90, query.dtype, 128, 1, 4, 2, keys, 132, None).splits for keys in longest)
+    assert few < many
 
 
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128, 256])
@@ -158,6 +213,8 @@ def good_inputs():
         ({"lengths": [8, 3]}, ["lengths", "list"]),
         ({"lengths": torch.tensor([8, 0, 3, 0])[::2]}, ["lengths", "stride 2", "contiguous()"]),
         ({"scale": -1.0}, ["scale", "-1.0", "above 0"]),
+        ({"window": -1}, ["window", "-1", "0"]),
+        ({"sink": torch.zeros(2)}, ["sink", "2 numbers", "4 heads"]),
         ({"splits": 0}, ["splits", "0", "at least 1"]),
         ({"output": torch.zeros(2, 4, 8)}, ["output", "(2, 4, 8)", "(2, 4, 16)"]),
         ({"workspace": torch.zeros(3)}, ["workspace", "Tensor", "decode_workspace"]),

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from course_lib.hardware.device import interpreting
+from course_lib.hardware.meter.metered import metered
 from course_lib.kernels.decode.attention import decode_attention
 from course_lib.kernels.decode.reference import paged_decode_reference, paged_prefill_reference
 from course_lib.kernels.paged.attention import paged_decode_attention, paged_prefill_attention
@@ -33,7 +34,7 @@ def paged(draw, batch, key_heads, capacity, head_dim, page_size, lengths, dtype=
 
 def assert_right(function, reference, query, key_pages, value_pages, tables, *indices, case="", **options):
     ours = function(query, key_pages, value_pages, tables, *indices, return_lse=True, **options)
-    scale = {"scale": options.get("scale")}
+    scale = {name: options[name] for name in ("window", "scale", "sink") if name in options}
     right = reference(
         query.double(), key_pages.double(), value_pages.double(), tables, *indices, return_lse=True, **scale
     )
@@ -85,6 +86,41 @@ def test_lengths_around_the_pages_are_right(length):
         lengths,
         splits=2,
     )
+
+
+@pytest.mark.parametrize("splits", [1, 2, 7])
+@pytest.mark.parametrize("window", [0, 1, 15, 16, 17, 31, 100])
+def test_pages_before_the_window_may_have_been_given_back(window, splits):
+    """Their table entries name no page, and the keys and values before the window's edge in its first page are NaN."""
+    draw, lengths = Random(window), torch.tensor([80, 0, 33, 5])
+    key, value = (random_tensor(draw, 4, 1, 80, 16, dtype=torch.float32) for _ in range(2))
+    seen = torch.arange(80) >= lengths[:, None] - 1 - window
+    key, value = (forget_beyond(cache, lengths).where(seen[:, None, :, None], math.nan) for cache in (key, value))
+    key_pages, value_pages, tables = as_pages(draw, key, value, 16)
+    tables[~seen.unflatten(1, (-1, 16)).any(dim=2)] = 10**6
+    query = random_tensor(draw, 4, 2, 16, dtype=torch.float32)
+    output, lse = assert_right(paged_decode_attention, paged_decode_reference, query, key_pages, value_pages, tables,
+                               lengths, window=window, sink=torch.tensor([-1.0, 1.0]), splits=splits)  # fmt: skip
+    assert output.isfinite().all()
+    torch.testing.assert_close(lse[1], torch.tensor([-1.0, 1.0]))
+
+
+def test_a_page_that_the_window_reaches_must_exist():
+    inputs = good_inputs() | {"block_tables": torch.tensor([[9, 1], [0, 3]])}
+    paged_decode_attention(**inputs, window=7)
+    for window in (8, None):
+        with pytest.raises(ValueError, match=r"block_tables\[0, 0\] is 9"):
+            paged_decode_attention(**inputs, window=window)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 7])
+def test_only_the_keys_of_the_window_are_read(splits):
+    draw, lengths = Random(0), torch.tensor([300, 20])
+    pages = paged(draw, 2, 2, 300, 16, 16, lengths)
+    query = random_tensor(draw, 2, 4, 16, dtype=torch.float32)
+    report = metered(paged_decode_attention, query, *pages, lengths, window=63, splits=splits)
+    for name in ("key_pointer", "value_pointer"):
+        assert report[name].loaded_bytes == (64 + 20) * 2 * 16 * 4  # keys, heads, numbers, bytes
 
 
 def test_pages_may_be_shared_and_give_the_bits_of_a_contiguous_cache():
