@@ -153,8 +153,11 @@ def given_block_lists(full, partial=None, mask=None, *, query_length, key_length
 def lists_from_tensors(tensors, query_length, key_length, query_rows, key_rows) -> BlockLists:
     """The lists whose `tensors()` these are."""
     masks, *rest = tensors
-    parts = [TileLists(*rest[:2], None), TileLists(*rest[2:5]), TileLists(*rest[5:7], None), TileLists(*rest[7:])]
-    return BlockLists(query_length, key_length, query_rows, key_rows, masks, *parts)
+    full, partial = TileLists(rest[0], rest[1], None), TileLists(*rest[2:5])
+    full_of_keys, partial_of_keys = TileLists(rest[5], rest[6], None), TileLists(*rest[7:])
+    return BlockLists(
+        query_length, key_length, query_rows, key_rows, masks, full, partial, full_of_keys, partial_of_keys
+    )
 
 
 def lists_of(table: torch.Tensor, numbers: torch.Tensor | None = None) -> TileLists:
