@@ -15,13 +15,13 @@ Triton function to the kernel. That reads no bytes, but a mask then is code: the
 both directions, and a mask that is data (documents, a random pattern) needs pointers of its own. A tile of bytes is 16
 KB, beside 64 KB of keys and values at head_dim 128 in 16 bits, and the L2 cache serves the shared ones.
 
-Memory, with T = query_length / query_rows and U = key_length / key_rows rounded up: 20 · T · U + 16 · (T + U) bytes for
+Memory, with T = query_length / query_rows and U = key_length / key_rows rounded up: 24 · T · U + 8 · (T + U) bytes for
 each batch and head that has lists of its own, and query_rows · key_rows bytes for each different mask. At N = 65,536,
-causal: 5.3 MB of lists, and 16 KB for the one mask that all 512 tiles on the diagonal share. The whole mask would be
+causal: 6.3 MB of lists, and 16 KB for the one mask that all 512 tiles on the diagonal share. The whole mask would be
 4.3 GB. A mask that is random within its tiles shares nothing: its partial tiles take as much as the mask.
 Time: the mask function is called once for each row of tiles, on [batch, heads, query_rows, key_length] pairs, and a
 mask of [query_length, key_length] never exists.
-Source: Dong et al., Flex Attention, arXiv 2412.05496, section 4.
+Source: Dong et al., Flex Attention, arXiv 2412.05496.
 """
 
 from collections.abc import Callable
