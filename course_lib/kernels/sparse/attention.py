@@ -41,12 +41,14 @@ def block_sparse_attention(query, key, value, lists: BlockLists, *, scale=None, 
     mask of a partial tile hides can reach the queries of that tile.
 
     Output and log-sum-exp can be differentiated once by query, key and value; a second derivative raises a
-    RuntimeError. Gradients are the same bits at every call.
+    RuntimeError. Gradients are the same bits at every call. `torch.compile(fullgraph=True)` takes it as one operator of
+    its graph.
 
     Raises a ValueError that names the argument when shapes, dtypes, devices or lists don't fit.
     """
-    check_attention_inputs(query, key, value, scale=scale)
-    check_lists(lists, query, key)
+    if not torch.compiler.is_compiling():
+        check_attention_inputs(query, key, value, scale=scale)
+        check_lists(lists, query, key)
     output, log_sum_exp = block_sparse_operator(
         query, key, value, lists.tensors(), lists.query_rows, lists.key_rows, scale
     )

@@ -15,13 +15,13 @@ Triton function to the kernel. That reads no bytes, but a mask then is code: the
 both directions, and a mask that is data (documents, a random pattern) needs pointers of its own. A tile of bytes is 16
 KB, beside 64 KB of keys and values at head_dim 128 in 16 bits, and the L2 cache serves the shared ones.
 
-Memory, with T = query_length / query_rows and U = key_length / key_rows rounded up: 20 · T · U + 16 · (T + U) bytes for
+Memory, with T = query_length / query_rows and U = key_length / key_rows rounded up: 24 · T · U + 8 · (T + U) bytes for
 each batch and head that has lists of its own, and query_rows · key_rows bytes for each different mask. At N = 65,536,
-causal: 5.3 MB of lists, and 16 KB for the one mask that all 512 tiles on the diagonal share. The whole mask would be
+causal: 6.3 MB of lists, and 16 KB for the one mask that all 512 tiles on the diagonal share. The whole mask would be
 4.3 GB. A mask that is random within its tiles shares nothing: its partial tiles take as much as the mask.
 Time: the mask function is called once for each row of tiles, on [batch, heads, query_rows, key_length] pairs, and a
 mask of [query_length, key_length] never exists.
-Source: Dong et al., Flex Attention, arXiv 2412.05496, section 4.
+Source: Dong et al., Flex Attention, arXiv 2412.05496.
 """
 
 from collections.abc import Callable
@@ -153,8 +153,11 @@ def given_block_lists(full, partial=None, mask=None, *, query_length, key_length
 def lists_from_tensors(tensors, query_length, key_length, query_rows, key_rows) -> BlockLists:
     """The lists whose `tensors()` these are."""
     masks, *rest = tensors
-    parts = [TileLists(*rest[:2], None), TileLists(*rest[2:5]), TileLists(*rest[5:7], None), TileLists(*rest[7:])]
-    return BlockLists(query_length, key_length, query_rows, key_rows, masks, *parts)
+    full, partial = TileLists(rest[0], rest[1], None), TileLists(*rest[2:5])
+    full_of_keys, partial_of_keys = TileLists(rest[5], rest[6], None), TileLists(*rest[7:])
+    return BlockLists(
+        query_length, key_length, query_rows, key_rows, masks, full, partial, full_of_keys, partial_of_keys
+    )
 
 
 def lists_of(table: torch.Tensor, numbers: torch.Tensor | None = None) -> TileLists:

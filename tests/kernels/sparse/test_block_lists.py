@@ -48,6 +48,8 @@ def test_equal_masks_are_kept_once():
     """All tiles on the diagonal share one."""
     lists = block_lists(causal, 4096, 4096)
     assert lists.masks.shape == (1, 128, 128) and lists.partial.counts.sum() == 32
+    told = 24 * 32 * 32 + 8 * (32 + 32) + 128 * 128  # as the module says
+    assert sum(tensor.nbytes for tensor in lists.tensors()) == told
 
 
 def test_a_function_and_its_tensor_make_the_same_lists():

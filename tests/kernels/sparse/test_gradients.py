@@ -108,6 +108,14 @@ def test_opcheck_passes():
     assert set(done.values()) == {"SUCCESS"}
 
 
+def test_torch_compile_takes_it_whole():
+    inputs, lists = few()
+    compiled = torch.compile(block_sparse_attention, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(*inputs, lists).square().sum(), inputs)
+    expected = torch.autograd.grad(block_sparse_attention(*inputs, lists).square().sum(), inputs)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected))
+
+
 def test_a_second_derivative_is_refused():
     inputs, lists = few()
     (first,) = torch.autograd.grad(block_sparse_attention(*inputs, lists).sum(), inputs[:1], create_graph=True)
