@@ -260,17 +260,18 @@ for length, (skip, bound) in reported.items():
 #
 # With the four numbers, attention becomes three loops that share one running maximum, sum and accumulator: from begin
 # to whole_begin with the mask, from whole_begin to whole_end without, and from there to end with it. In chapter 04 you
-# wrote one loop up to the diagonal. Three things are new, and each has broken a kernel that people use.
+# wrote one loop up to the diagonal. Three things are new.
 #
 # **The first tile may be empty for some rows.** In causal attention every query sees key 0, so after the first tile
 # each row has a finite maximum. With a window this is not so. In the example above, query 13 sees no key of tile 0. Its
 # row of scores is all minus infinity, and so is its new maximum. The update then computes $e^{-\infty - (-\infty)}$,
-# which is NaN, and the row never recovers.
+# which is NaN, and the row never recovers ([FlagAttention#25](https://github.com/flagos-ai/FlagAttention/issues/25) is
+# such a case).
 
 # %%
 scores = torch.tensor([[1.0, 2.0], [float("-inf"), float("-inf")]])  # the second query sees nothing of this tile
 new_max = scores.amax(dim=1, keepdim=True)
-print("as in chapter 04:      ", torch.exp(scores - new_max).tolist())
+print("maximum as it is:      ", torch.exp(scores - new_max).tolist())
 print("maximum replaced by 0: ", torch.exp(scores - new_max.where(new_max > float("-inf"), 0)).tolist())
 
 # %% [markdown]
@@ -295,9 +296,8 @@ print("maximum replaced by 0: ", torch.exp(scores - new_max.where(new_max > floa
 
 # %% [markdown]
 # Now compare time with tiles. On a GPU the cell runs the library's kernel, whose loop is bounded as yours is. Without a
-# GPU it computes attention in PyTorch, with slices of just the tiles that are visited. The ideal is that the time falls
-# by as much as the number of tiles. **Predict** how close the largest length comes: which share of the saving on paper
-# is reached?
+# GPU it computes attention in PyTorch, with slices of just the tiles that are visited. **Predict**, for the longest
+# text, which share of the saving on paper is reached.
 
 # %%
 predict("17 share of the saving on paper that is reached", ..., "%")
@@ -360,17 +360,16 @@ from course_lib.figures.sparse.pages import draw_window_pages
 draw_window_pages(tokens=96, page_size=8, window=24)
 
 # %% [markdown]
-# Two rules go with this. First, the *position* of a token does not change when pages before it are dropped. Rotary
-# positions count from the start of the text. If you take the number of kept tokens as the position, each new token is
-# turned by the wrong angle. Second, the kernel must never follow the table's entry of a page that was given back,
-# because it belongs to someone else. A bounded loop does not touch it.
+# Two rules go with this. First, the *position* of a token does not change when pages before it are dropped. If you take
+# the number of kept tokens as the position, each new token is turned by the wrong angle. Second, the kernel must never
+# read a page that was given back, because it belongs to someone else. A bounded loop does not touch it.
 #
 # **Where the tiles begin.** Let the kernel read tiles of $T$ keys. If the tiles lie on a grid that starts at key 0, the
 # window usually begins in the middle of a tile. With $W$ a multiple of $T$ it touches $W/T + 1$ tiles on $T - 1$ of $T$
 # steps. If the tiles start at the window's first key instead, there are always $W/T$. With $T = 32$ and $W = 128$ that
 # is 4 tiles instead of 5. On a B200 vLLM measured a gain of 13.5 % at a window of 128, 2.5 % at 1,024 and 0.9 % at
 # 4,096; on an RTX 5090 there was none ([vllm#54718](https://github.com/vllm-project/vllm/pull/54718)). So it pays for
-# small windows. With pages it only works if a tile may cross the border of a page.
+# small windows. With pages, a tile must then be allowed to cross the border of a page.
 #
 # In this library `decode_attention` and `paged_decode_attention` take `window=`, and read only the window's keys.
 #
@@ -489,20 +488,13 @@ draw_block_lists((distance >= 0) & ((distance < 12) | (positions[None, :] < 3)),
 #   the future, so its score must not decide anything.
 # - **NSA** has three branches and adds them with learned gates: attention over compressed blocks of $l = 32$ keys, one
 #   every $d = 16$; attention over the $n = 16$ blocks of $l' = 64$ keys that got the most weight there; and a window of
-#   512. All query heads of a group choose together, because they share their keys, and each key is then loaded once.
+#   512. All query heads of a group choose together, because they share their keys, and each key is then loaded once. At
+#   65,536 tokens a query reads 4,096 + 1,024 + 512 keys, 8.6 % of all.
 # - **DeepSeek's sparse attention** (V3.2) scores single tokens. A *lightning indexer* has small queries and one small
 #   key for each token. With $H_I = 64$ heads of dimension 128, the score of query $t$ and key $s$ is $\sum_h w_{t,h}
 #   \cdot \text{ReLU}(q_{t,h} \cdot k_s)$. The 2,048 best keys get attention. ReLU turns negative products into 0, so
 #   they cannot cancel the positive ones of other heads.
 #
-# The cell computes which share of the keys NSA reads.
-
-# %%
-for length in (8192, 32_768, 65_536):
-    read = length // 16 + 16 * 64 + 512  # compressed, chosen, window
-    print(f"{length:>7,} tokens: {read:>6,} keys for each query, {100 * read / length:.1f} %")
-
-# %% [markdown]
 # **$O(N^2)$ again.** All three still look at every key, only more cheaply. NSA's compressed branch reads $N/16$ keys.
 # The indexer computes a score for every pair: the attention over 2,048 keys grows with $N$, and the indexer grows with
 # $N^2$. The next section counts what that means.
@@ -514,12 +506,10 @@ for length in (8192, 32_768, 65_536):
 # passes the border is known exactly. A last pass writes the positions of all numbers above it, and of as many *at* it
 # as are missing.
 #
-# Three details decide whether the choice is right. Ties at the border need a rule, such as "the lower position wins",
-# or two runs choose differently. −0 and +0 are equal numbers with different bits. And a query sees only the keys up to
-# its own, so the first 2,048 queries have fewer keys than $k$. They must choose all of them, so that the result equals
-# plain attention.
-#
-# A test for all designs: change the keys after position $t$. The choice for $t$ must not change.
+# Three details matter. Ties at the border need a rule, such as "the lower position wins", or two runs choose
+# differently. −0 and +0 are equal numbers with different bits. And the first 2,047 queries see fewer than $k$ keys.
+# They must choose all of them, so that the result equals plain attention. A test for all designs is to change the keys
+# after position $t$: the choice for $t$ must not change.
 
 # %% [markdown]
 # EXERCISE 17.6
@@ -527,10 +517,9 @@ for length in (8192, 32_768, 65_536):
 # %% [markdown]
 # ## From which length it pays
 #
-# Users often report that sparse attention was slower than dense
-# ([NSA-triton#3](https://github.com/XunhaoLai/native-sparse-attention-triton/issues/3) is one of several). At short
-# lengths that has to be so. Choosing costs something at every length, and saves nothing before the text is longer than
-# $k$.
+# Users report that sparse attention was slower than dense
+# ([NSA-triton#3](https://github.com/XunhaoLai/native-sparse-attention-triton/issues/3)). At short lengths that has to
+# be so, because choosing costs something at every length, and saves nothing until the text is longer than $k$.
 #
 # So count. Let $P(N, c) = \sum_t \min(t + 1, c)$ be the pairs when each query sees at most $c$ keys. With $H$ heads of
 # dimension $D$, an indexer with $H_I$ heads of dimension $D_I$, and $k$ chosen keys:
@@ -543,10 +532,10 @@ for length in (8192, 32_768, 65_536):
 #
 # *Choosing* means computing scores, but no values. So the indexer has 2 where attention has 4.
 #
-# Take the numbers of DeepSeek-V3.2, a little simplified: $H = 128$ heads, whose keys have dimension 192 and values 128,
-# so $D = 160$ on average; $H_I = 64$, $D_I = 128$, $k = 2048$. A pair costs 81,920 FLOPs in attention and 16,384 in the
-# indexer, a fifth. Therefore choosing can never be more than 5 times as fast at equal rates, however long the text is.
-# DeepSeek's indexer computes in FP8, at twice the rate, so there the limit is 10.
+# Take DeepSeek-V3.2, a little simplified: $H = 128$ heads, with keys of dimension 192 and values of 128, so $D = 160$
+# on average; $H_I = 64$, $D_I = 128$, $k = 2048$. A pair costs 81,920 FLOPs in attention and 16,384 in the indexer, a
+# fifth. Therefore choosing can never be more than 5 times as fast at equal rates, however long the text is. DeepSeek's
+# indexer computes in FP8, at twice the rate, so there the limit is 10.
 #
 # Rates matter in the other direction, too. Chosen keys lie scattered in memory, and the tiles of neighbouring queries
 # do not share them. Suppose that attention over chosen keys reaches half the rate of dense attention. **Predict** from
@@ -598,9 +587,9 @@ draw_costs(lines, "time of a layer, by its FLOPs", "one layer with DeepSeek-V3.2
 # over 5,000 entries beside others with 200 ([sglang#39968](https://github.com/sgl-project/sglang/pull/39968)). There
 # were almost enough programs to fill the chip, so a rule that only counts programs did not split the long one.
 #
-# The cell gives 264 rows to the 132 slots of an H200: 263 rows with 200 keys and one with 5,000. A slot takes the next
-# program when it is free. All keys shared evenly would take each slot 436 keys' time. **Predict** how many times as
-# long it takes if the long row comes last.
+# The cell gives 48 rows to a chip with 16 slots: 47 rows with 200 keys, and at last one with 5,000. A slot takes the
+# next program when it is free. Shared evenly, all keys would take each slot the time of 900 keys. **Predict** how many
+# times as long the rows take as they come.
 
 # %%
 predict("17 time with a long row over an even share", ..., "times")
@@ -608,32 +597,24 @@ predict("17 time with a long row over an even share", ..., "times")
 # %%
 from course_lib.figures.sparse.loads import draw_loads, finish, scheduled
 
-SLOTS, PIECE = 132, 256
-rows = [200] * 263 + [5000]
-pieces = [min(PIECE, row - start) for row in rows for start in range(0, row, PIECE)]
-plans = {
+SLOTS, rows = 16, [200] * 47 + [5000]
+works = {
     "as they come": rows,
     "longest first": sorted(rows, reverse=True),
-    f"pieces of {PIECE}": pieces,
-    f"pieces of {PIECE}, longest first": sorted(pieces, reverse=True),
+    "in pieces of 256 at most": [min(256, row - start) for row in rows for start in range(0, row, 256)],
 }
-even = sum(rows) / SLOTS
-for name, works in plans.items():
-    end = finish(scheduled(works, SLOTS))
-    print(f"{name:32}{len(works):>5} programs, ends at {end:>5,.0f}: {end / even:>5.2f} × an even share")
-measured("17 time with a long row over an even share", finish(scheduled(rows, SLOTS)) / even, "times")
-small = {name: scheduled(works, 16) for name, works in (
-    ("as they come", [200] * 47 + [5000]), ("longest first", [5000] + [200] * 47),
-    ("in pieces of 256", [256] * 19 + [136] + [200] * 47),
-)}  # fmt: skip
-draw_loads(small, slots=16, unit="keys")
+plans = {name: scheduled(programs, SLOTS) for name, programs in works.items()}
+shares = {name: finish(plan) * SLOTS / sum(rows) for name, plan in plans.items()}
+for name, share in shares.items():
+    print(f"{name:26}{len(works[name]):>4} programs, {share:.2f} times an even share")
+print(measured("17 time with a long row over an even share", shares["as they come"], "times"))
+draw_loads(plans, SLOTS, "keys")
 
 # %% [markdown]
-# The picture shows the same with 16 slots. *Sorting* the rows helps little, because the long row alone takes longer
-# than everything else together. It would help with many rows of medium length. *Splitting* helps, as in chapter 08:
-# with pieces of at most 256 keys no program is long, and the result needs a merge. A *persistent* kernel starts one
-# program for each slot, which takes pieces from a common list until it is empty. That is the schedule of this cell,
-# written by the kernel itself.
+# *Sorting* the rows helps little, because the long row alone takes longer than everything else together. It would help
+# with many rows of medium length. *Splitting* helps, as in chapter 08: with pieces of at most 256 keys no program is
+# long, and the result needs a merge. A *persistent* kernel starts one program for each slot, which takes pieces from a
+# common list until it is empty. That is this cell's schedule, made by the kernel itself.
 #
 # So plan by the work of the longest program, and not by the number of programs. Where rows are alike, splitting them
 # cost SGLang 5 %.
@@ -648,13 +629,13 @@ draw_loads(small, slots=16, unit="keys")
 # |---|---|
 # | wins | long prompts: 28.7 times fewer tiles at 65,536 tokens and a window of 1,024 (counted) |
 # | loses | windows of a tile or less: 128 keys visit two tiles of 128, twice what the FLOPs say |
-# | falls back | texts shorter than the window: all of it is causal attention |
+# | falls back | texts shorter than the window: plain causal attention |
 # | trap | the first tile visited may be hidden from some rows: $-\infty - (-\infty)$ is NaN |
 #
 # | windowed decode, in pages | |
 # |---|---|
 # | wins | 16.8 MB a layer instead of 537, at a context of 131,072 and a window of 4,096 (computed) |
-# | loses | nothing, if the loop is bounded; masked only, it reads everything |
+# | loses | masked only, it reads everything |
 # | falls back | layers without a window keep all pages, and most models have some |
 # | trap | a position that counts kept tokens; a sink added in each split |
 #
@@ -675,20 +656,15 @@ draw_loads(small, slots=16, unit="keys")
 # 3. A review says: "The sink is added to the running sum, but the accumulator is not updated. That is a bug." Is it?
 # 4. Your windowed layer became 8 times as fast when you bounded its loop, and its bytes did not change. What did it do
 #    before?
-# 5. An indexer gets 32 heads instead of 64. By how much can choosing keys now be faster than dense attention at most,
-#    at equal rates?
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 most_pages = -(-(4096 - 1) // 16) + 1
 wide = tiles_visited(8192, 256) - tiles_visited(8192 - 128, 256)  # what one more tile of queries visits
-limit = 4 * HEADS * HEAD_DIM / (2 * 32 * INDEX_DIM)
 self_check(
     f"At most {most_pages}: the window's last {4096:,} tokens may begin in the middle of a page.",
     f"{wide}. One is whole: the left one is cut by the window, the right one by the diagonal.",
     "No, it is right: a sink has no value, so it changes the denominator alone. The maximum must know of it as well.",
     "It skipped: it tested every tile up to the diagonal, and loaded only those in the window.",
-    f"By {limit:.0f} times: a pair costs {2 * 32 * INDEX_DIM:,} FLOPs in the indexer and {4 * HEADS * HEAD_DIM:,} in "
-    "attention.",
 )
 
 # %% [markdown]
@@ -712,8 +688,8 @@ self_check(
 # - **FlexAttention** takes the mask as a Python function, makes the lists of it, and compiles the function into the
 #   kernel. The [documentation](https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html) describes its
 #   four pairs of counts and indices, two of them for the backward pass.
-# - **StreamingLLM** makes no context longer, as its [authors](https://github.com/mit-han-lab/streaming-llm) say: the
-#   model writes on fluently, and knows only what is still in the cache.
+# - **StreamingLLM** lets a model write on fluently, but makes no context longer, as its
+#   [authors](https://github.com/mit-han-lab/streaming-llm) say: it knows only what is still in the cache.
 # - **NSA** has experimental kernels for Blackwell in [cuDNN's
 #   frontend](https://docs.nvidia.com/deeplearning/cudnn/frontend/v1.18.0/fe-oss-apis/nsa.html).
 # - **MoBA** was evaluated with blocks of 4,096 tokens, 12 of them for each query, and full attention in the last three
