@@ -94,8 +94,8 @@ measured("17 tiles of causal attention over those of the window", all_tiles / ti
 # 3. **Bound.** Compute where the window begins and start the loop there. The number of steps no longer depends on the
 #    length of the text.
 #
-# The figure shows the tiles at the left. At the right it counts the steps of the loop for each level. The third level
-# has one more advantage: it knows which of its tiles are whole, and leaves the mask away there.
+# The figure shows the tiles at the left, and the steps of the loop for each level at the right. The third level also
+# knows which of its tiles are whole, and leaves the mask away there.
 
 # %%
 from course_lib.figures.sparse.tiles import draw_window_tiles
@@ -161,7 +161,7 @@ def window_sum(values, window, level, block=64):
 # %%
 from course_lib.hardware.timing import measure
 
-heads, length, window, block = (16, 65_536, 1024, 64) if on_gpu else (1, 1024, 64, 32)
+heads, length, window, block = (4, 65_536, 1024, 64) if on_gpu else (1, 512, 64, 32)
 steps, needed = tiles_visited(length, length, block), tiles_visited(length, window, block)
 values = torch.randint(0, 3, (heads, length, 64), device=device).half()  # whole numbers: the sums are exact
 right = values.double().cumsum(dim=1)
@@ -222,8 +222,8 @@ for length, (skip, bound) in reported.items():
 # mistake in four models ([Megatron-Bridge#2656](https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/2656)). In SGLang a
 # decode step saw one key fewer than the prompt ([sglang#32087](https://github.com/sgl-project/sglang/pull/32087)).
 #
-# The smallest test finds all of these. With a window of 1, its own key included, a query sees only itself. Then the
-# softmax has one entry, its weight is 1, and the output must be the value matrix itself.
+# The smallest test finds all of these. With a window of 1, its own key included, a query sees only itself. Its weight
+# is 1, so the output must be the value matrix itself.
 #
 # A second convention says where the queries stand when there are fewer of them than keys. Here, as in FlashAttention,
 # they are *aligned to the end*: with 3 queries and 10 keys, query 0 stands at position 7.
@@ -328,7 +328,7 @@ for length in lengths:
         runs = [partial(attention, *tensors, causal=True, window=keys) for keys in (None, window - 1)]
     else:
         runs = [partial(tile_by_tile, *tensors, keys) for keys in (length, window)]
-    causal, windowed = (measure(run, warmup=1, repeats=5, device=device).best for run in runs)
+    causal, windowed = (measure(run, warmup=1, repeats=3, device=device).best for run in runs)
     on_paper = tiles_visited(length, length) / tiles_visited(length, window)
     print(f"{length:>8,}{format_seconds(causal):>12}{format_seconds(windowed):>12}{causal / windowed:>8.1f}×"
           f"{on_paper:>9.1f}×")
@@ -371,8 +371,6 @@ draw_window_pages(tokens=96, page_size=8, window=24)
 # 4,096; on an RTX 5090 there was none ([vllm#54718](https://github.com/vllm-project/vllm/pull/54718)). So it pays for
 # small windows. With pages, a tile must then be allowed to cross the border of a page.
 #
-# In this library `decode_attention` and `paged_decode_attention` take `window=`, and read only the window's keys.
-#
 # ## Two things called sink
 #
 # The word *sink* is used for two remedies against one problem. A softmax must give away all of its weight: the weights
@@ -402,7 +400,7 @@ draw_window_pages(tokens=96, page_size=8, window=24)
 #
 # The score $x_{ij}$ is scaled by $1/\sqrt{D}$ as always, and $s_h$ is not. If all scores are 0, all values are 1, and
 # there are 4 keys, then a sink of 0 gives $4/5$ where plain attention gives 1. The missing fifth went into the sink.
-# That is also the simplest test, because a kernel that ignores the sink returns 1
+# That is a simple test: a kernel that ignores the sink returns 1
 # ([modular#6198](https://github.com/modular/modular/issues/6198) was found like this).
 #
 # How do you compute it? A plain way appends a column with $s_h$ to the scores, takes the softmax, and drops the column
@@ -411,7 +409,7 @@ draw_window_pages(tokens=96, page_size=8, window=24)
 # value.
 #
 # **With splits**, each split has a running sum of its own. If each one adds the sink, the merged denominator contains
-# it once for every split. The cell shows what comes out. The values are 1, so the outputs are the weight of all keys.
+# it once for every split. In the next cell the values are 1, so the output is the weight of all keys.
 
 # %%
 keys, sink = torch.zeros(64), torch.tensor(3.0)  # 64 keys with the score 0
@@ -471,7 +469,7 @@ draw_block_lists((distance >= 0) & ((distance < 12) | (positions[None, :] < 3)),
 #   ([pytorch#141625](https://github.com/pytorch/pytorch/pull/141625)).
 # - **Making lists costs time.** If the mask depends on the data, it is made for every layer and step. On a GB200
 #   FlashInfer's `plan()` took 1.3 to 2.7 ms for each mask
-#   ([flashinfer#4554](https://github.com/flashinfer-ai/flashinfer/issues/4554)). Count that time as well.
+#   ([flashinfer#4554](https://github.com/flashinfer-ai/flashinfer/issues/4554)).
 
 # %% [markdown]
 # EXERCISE 17.5
@@ -496,8 +494,7 @@ draw_block_lists((distance >= 0) & ((distance < 12) | (positions[None, :] < 3)),
 #   they cannot cancel the positive ones of other heads.
 #
 # **$O(N^2)$ again.** All three still look at every key, only more cheaply. NSA's compressed branch reads $N/16$ keys.
-# The indexer computes a score for every pair: the attention over 2,048 keys grows with $N$, and the indexer grows with
-# $N^2$. The next section counts what that means.
+# Attention over 2,048 keys grows with $N$, but the indexer scores every pair and grows with $N^2$.
 #
 # **Top-k without sorting.** The scores of one query do not fit into a tile, and sorting 65,536 numbers to find 2,048 is
 # wasteful. A *radix histogram* finds the border instead. Turn the floats into integers of the same order. Count, for
@@ -534,8 +531,8 @@ draw_block_lists((distance >= 0) & ((distance < 12) | (positions[None, :] < 3)),
 #
 # Take DeepSeek-V3.2, a little simplified: $H = 128$ heads, with keys of dimension 192 and values of 128, so $D = 160$
 # on average; $H_I = 64$, $D_I = 128$, $k = 2048$. A pair costs 81,920 FLOPs in attention and 16,384 in the indexer, a
-# fifth. Therefore choosing can never be more than 5 times as fast at equal rates, however long the text is. DeepSeek's
-# indexer computes in FP8, at twice the rate, so there the limit is 10.
+# fifth. So at equal rates choosing can never be more than 5 times as fast. DeepSeek's indexer computes in FP8, at twice
+# the rate, so there the limit is 10.
 #
 # Rates matter in the other direction, too. Chosen keys lie scattered in memory, and the tiles of neighbouring queries
 # do not share them. Suppose that attention over chosen keys reaches half the rate of dense attention. **Predict** from
@@ -569,10 +566,10 @@ draw_costs(lines, "time of a layer, by its FLOPs", "one layer with DeepSeek-V3.2
 
 # %% [markdown]
 # At equal rates the lines cross at 3,705 tokens, at half the rate at 9,086, and at a quarter of the rate still later.
-# So the crossing depends on how good the kernels are, far more than on $k$. A whole module of NSA on an H100, with its
-# projections, took 28.0 ms at 16,384 tokens where plain attention took 20.4, and 58.6 against 64.1 at 32,768
-# ([NSA-triton#9](https://github.com/XunhaoLai/native-sparse-attention-triton/issues/9)). At 131,072 it was 2.4 times as
-# fast. There the lines crossed between 16,384 and 32,768.
+# So the crossing depends on how good the kernels are. A whole module of NSA on an H100, with its projections, took 28.0
+# ms at 16,384 tokens where plain attention took 20.4, and 58.6 against 64.1 at 32,768
+# ([NSA-triton#9](https://github.com/XunhaoLai/native-sparse-attention-triton/issues/9)). So there the lines crossed
+# between these lengths.
 #
 # In decode, count bytes instead: dense attention reads the whole cache, and chosen keys read $k$ rows and the small key
 # of every token.
@@ -611,10 +608,10 @@ print(measured("17 time with a long row over an even share", shares["as they com
 draw_loads(plans, SLOTS, "keys")
 
 # %% [markdown]
-# *Sorting* the rows helps little, because the long row alone takes longer than everything else together. It would help
-# with many rows of medium length. *Splitting* helps, as in chapter 08: with pieces of at most 256 keys no program is
-# long, and the result needs a merge. A *persistent* kernel starts one program for each slot, which takes pieces from a
-# common list until it is empty. That is this cell's schedule, made by the kernel itself.
+# *Sorting* the rows helps little, because the long row alone takes longer than everything else together.  *Splitting*
+# helps, as in chapter 08: with pieces of at most 256 keys no program is long, and the result needs a merge. A
+# *persistent* kernel starts one program for each slot, which takes pieces from a common list until it is empty. That is
+# this cell's schedule, made by the kernel itself.
 #
 # So plan by the work of the longest program, and not by the number of programs. Where rows are alike, splitting them
 # cost SGLang 5 %.
@@ -679,38 +676,37 @@ self_check(
 #   transformers](https://github.com/huggingface/transformers/blob/main/src/transformers/models/gemma3/configuration_gemma3.py)
 #   has this as a pattern of 6, with other rotary frequencies for the windowed layers. The
 #   [report](https://arxiv.org/abs/2503.19786) gives the reason: the memory of the cache at long contexts. The layers
-#   without a window still keep everything, so the [cache grows](https://github.com/ml-explore/mlx/discussions/3840),
-#   only more slowly.
+#   without a window keep everything, so the [cache still grows](https://github.com/ml-explore/mlx/discussions/3840).
 # - **DeepSeek-V3.2** was made from a dense model by further training, and its
 #   [card](https://github.com/deepseek-ai/DeepSeek-V3.2-Exp) reports results on par with it. 64 indexer heads of 128 and
 #   2,048 keys are the defaults of [NVIDIA's
 #   port](https://docs.nvidia.com/nemo/automodel/nemo-automodel/nemo_automodel/components/models/deepseek_v32/config).
 # - **FlexAttention** takes the mask as a Python function, makes the lists of it, and compiles the function into the
-#   kernel. The [documentation](https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html) describes its
-#   four pairs of counts and indices, two of them for the backward pass.
+#   kernel. It keeps [four pairs](https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html) of counts and
+#   indices, two of them for the backward pass.
 # - **StreamingLLM** lets a model write on fluently, but makes no context longer, as its
 #   [authors](https://github.com/mit-han-lab/streaming-llm) say: it knows only what is still in the cache.
 # - **NSA** has experimental kernels for Blackwell in [cuDNN's
 #   frontend](https://docs.nvidia.com/deeplearning/cudnn/frontend/v1.18.0/fe-oss-apis/nsa.html).
 # - **MoBA** was evaluated with blocks of 4,096 tokens, 12 of them for each query, and full attention in the last three
-#   layers ([MoBA#29](https://github.com/MoonshotAI/MoBA/issues/29)). Below 49,152 tokens it equals full attention.
+#   layers ([MoBA#29](https://github.com/MoonshotAI/MoBA/issues/29)). Up to 49,152 tokens it equals full attention.
 #
-# **In this library.** `course_lib.kernels.attention.operator.attention` takes `window` and `sink` and can be
-# differentiated. `course_lib/kernels/sparse/` has block lists, the indexer, the exact choice and attention over a list
-# of keys.
+# **In this library.** `attention` of `course_lib.kernels.attention.operator`, `decode_attention` and
+# `paged_decode_attention` take `window` and `sink`. `course_lib/kernels/sparse/` has block lists, the indexer, the
+# exact choice and attention over a list of keys.
 #
 # ## Papers
 #
 # - Xiao et al.: *Efficient Streaming Language Models with Attention Sinks*, [arXiv
-#   2309.17453](https://arxiv.org/abs/2309.17453): kept first tokens, and why.
+#   2309.17453](https://arxiv.org/abs/2309.17453).
 # - Dong et al.: *Flex Attention: A Programming Model for Generating Optimized Attention Kernels*, [arXiv
-#   2412.05496](https://arxiv.org/abs/2412.05496): block lists.
+#   2412.05496](https://arxiv.org/abs/2412.05496).
 # - Yuan et al.: *Native Sparse Attention: Hardware-Aligned and Natively Trainable Sparse Attention*, [arXiv
-#   2502.11089](https://arxiv.org/abs/2502.11089): three branches, and groups that choose together.
+#   2502.11089](https://arxiv.org/abs/2502.11089).
 # - Lu et al.: *MoBA: Mixture of Block Attention for Long-Context LLMs*, [arXiv
 #   2502.13189](https://arxiv.org/abs/2502.13189).
 # - DeepSeek-AI: *DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models*, [arXiv
-#   2512.02556](https://arxiv.org/abs/2512.02556): the indexer.
+#   2512.02556](https://arxiv.org/abs/2512.02556).
 
 # %%
 progress()
