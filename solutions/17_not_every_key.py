@@ -104,8 +104,7 @@ draw_window_tiles(length=2048, window=512, block=128)
 
 # %% [markdown]
 # Next you see the three levels in a kernel. To keep it short, it computes a sum instead of attention: each query adds
-# up the values in its window, as if all weights were 1. The loop is the one of attention. `LEVEL` is a `constexpr`, so
-# Triton compiles three different kernels.
+# up the values in its window, as if all weights were 1. The loop is the one of attention.
 #
 # The cell compares the results of all three, counts their bytes and takes their times. **Predict** what a step costs
 # that only tests its tile, in percent of a step that computes it.
@@ -207,8 +206,7 @@ for length, (skip, bound) in reported.items():
 #
 # ## One window, three conventions
 #
-# Before you write the bound, you need to know what the number means that you are given. "A window of 128" is said in
-# three ways:
+# Before you write the bound, you need to know what the window's number means. There are three conventions:
 #
 # - **transformers** has `sliding_window`, the number of keys *with* the query's own. Its mask asks whether the key's
 #   position is larger than the query's minus `sliding_window`.
@@ -288,8 +286,8 @@ print("maximum replaced by 0: ", torch.exp(scores - new_max.where(new_max > floa
 # ([vllm#30887](https://github.com/vllm-project/vllm/pull/30887)). A bounded loop does not load tiles that nobody in its
 # tile sees, so it cannot be hurt by what lies in them.
 #
-# **Edges of both kinds can fall into one tile.** With a narrow window, a tile is cut at the left by the window and at
-# the right by the diagonal. So the mask in the masked loops must test both sides.
+# **Both edges can fall into one tile.** With a narrow window, a tile is cut by the window and by the diagonal. So the
+# mask must test both sides.
 
 # %% [markdown]
 # EXERCISE 17.3
@@ -346,8 +344,7 @@ print(measured("17 share of the saving on paper that is reached", 100 * causal /
 # Take 8 KV heads of dimension 128 in 16 bits, so 4,096 bytes a token and layer. With a context of 131,072 tokens a full
 # layer reads 537 MB. A window of 4,096 keys needs 16.8 MB of that, a 32nd. In 2026 vLLM's paged decode kernel for AMD
 # still read everything: with a window of 512 and 16,000 tokens, 97 % of the reads were thrown away
-# ([vllm#49588](https://github.com/vllm-project/vllm/pull/49588)). On Apple's GPUs a bounded loop made windowed layers
-# up to 39 times as fast ([vllm-metal#782](https://github.com/vllm-project/vllm-metal/issues/782)).
+# ([vllm#49588](https://github.com/vllm-project/vllm/pull/49588)).
 #
 # **Pages can be given back.** The newest query sees the last $W$ keys, and every later query sees even later ones. So a
 # key that has left the window is never read again. When all tokens of a page have left it, its page goes back to the
@@ -360,16 +357,37 @@ from course_lib.figures.sparse.pages import draw_window_pages
 draw_window_pages(tokens=96, page_size=8, window=24)
 
 # %% [markdown]
-# Two rules go with this. First, the *position* of a token does not change when pages before it are dropped. If you take
-# the number of kept tokens as the position, each new token is turned by the wrong angle. Second, the kernel must never
-# read a page that was given back, because it belongs to someone else. A bounded loop does not touch it.
+# The next cell runs the library's kernel without these pages: their entries in the block table are −1. **Predict** how
+# many times fewer bytes it loads at 1,024 tokens with a window of 128.
+
+# %%
+predict("17 bytes of a decode step, all keys over a window", ..., "times")
+
+# %%
+from course_lib.kernels.paged.attention import paged_decode_attention
+
+query = torch.randn(1, 8, 64, device=device).half()
+pools = torch.randn(2, 64, 1, 16, 64, device=device).half()  # keys and values: 64 pages of 16 tokens, one KV head
+lengths = torch.tensor([1024], dtype=torch.int32, device=device)
+table = torch.arange(64, dtype=torch.int32, device=device)[None]
+kept = table.masked_fill(table < (1024 - 128) // 16, -1)  # a window of 128 keys: 56 pages were given back
+loaded = []
+for name, entries, window in (("all keys", table, None), ("a window of 128", kept, 127)):
+    loaded.append(metered(paged_decode_attention, query, *pools, entries, lengths, window=window).loaded_bytes)
+    print(f"{name:16}{format_bytes(loaded[-1]):>10} loaded, {int((entries >= 0).sum())} pages held")
+print(measured("17 bytes of a decode step, all keys over a window", loaded[0] / loaded[1], "times"))
+
+# %% [markdown]
+# The window's keys and values are an eighth. The rest is the query, the table and the partial results of the splits.
 #
-# **Where the tiles begin.** Let the kernel read tiles of $T$ keys. If the tiles lie on a grid that starts at key 0, the
-# window usually begins in the middle of a tile. With $W$ a multiple of $T$ it touches $W/T + 1$ tiles on $T - 1$ of $T$
-# steps. If the tiles start at the window's first key instead, there are always $W/T$. With $T = 32$ and $W = 128$ that
-# is 4 tiles instead of 5. On a B200 vLLM measured a gain of 13.5 % at a window of 128, 2.5 % at 1,024 and 0.9 % at
-# 4,096; on an RTX 5090 there was none ([vllm#54718](https://github.com/vllm-project/vllm/pull/54718)). So it pays for
-# small windows. With pages, a tile must then be allowed to cross the border of a page.
+# Two rules go with giving pages back. First, the *position* of a token does not change when pages before it are
+# dropped. If you take the number of kept tokens as the position, each new token is turned by the wrong angle. Second,
+# the kernel must never read a page that was given back, because it belongs to someone else.
+#
+# **Where the tiles begin.** If tiles of $T$ keys lie on a grid that starts at key 0, a window usually begins in the
+# middle of one. With $W$ a multiple of $T$ it then touches $W/T + 1$ tiles. Tiles that start at the window's first key
+# are always $W/T$, such as 4 instead of 5 with $T = 32$ and $W = 128$. On a B200 vLLM measured a gain of 13.5 % at a
+# window of 128 and 0.9 % at 4,096 ([vllm#54718](https://github.com/vllm-project/vllm/pull/54718)).
 #
 # ## Two things called sink
 #
@@ -382,9 +400,7 @@ draw_window_pages(tokens=96, page_size=8, window=24)
 # | | kept first tokens (StreamingLLM) | a learned logit (gpt-oss) |
 # |---|---|---|
 # | what it is | the first 4 tokens or so stay in the cache | one trained number for each query head |
-# | when | added to a model that was trained without it | part of the training |
 # | keys and values | as of any token | none |
-# | what changes | which keys are seen | the denominator of the softmax |
 # | trap | positions | splits and units |
 #
 # **Kept first tokens.** A query sees the first $S$ keys and the last $W$. StreamingLLM counts positions *inside the
@@ -403,10 +419,9 @@ draw_window_pages(tokens=96, page_size=8, window=24)
 # That is a simple test: a kernel that ignores the sink returns 1
 # ([modular#6198](https://github.com/modular/modular/issues/6198) was found like this).
 #
-# How do you compute it? A plain way appends a column with $s_h$ to the scores, takes the softmax, and drops the column
-# before the product with the values. A kernel does not need the column. It can start the running maximum at $s_h$ and
-# the running sum at 1, as if it had seen the sink first. The accumulator still starts at 0, because a sink has no
-# value.
+# A plain way appends a column with $s_h$ to the scores, takes the softmax, and drops the column before the product with
+# the values. A kernel can start the running maximum at $s_h$ and the running sum at 1 instead, as if it had seen the
+# sink first. The accumulator still starts at 0, because a sink has no value.
 #
 # **With splits**, each split has a running sum of its own. If each one adds the sink, the merged denominator contains
 # it once for every split. In the next cell the values are 1, so the output is the weight of all keys.
@@ -497,11 +512,11 @@ draw_block_lists((distance >= 0) & ((distance < 12) | (positions[None, :] < 3)),
 # Attention over 2,048 keys grows with $N$, but the indexer scores every pair and grows with $N^2$.
 #
 # **Top-k without sorting.** The scores of one query do not fit into a tile, and sorting 65,536 numbers to find 2,048 is
-# wasteful. A *radix histogram* finds the border instead. Turn the floats into integers of the same order. Count, for
-# each value of their top 8 bits, how many numbers have it. Add up the counts from the top until $k$ is reached: now you
-# know the top 8 bits of the $k$-th largest. Repeat with the next 8 bits among the numbers that have these. After four
-# passes the border is known exactly. A last pass writes the positions of all numbers above it, and of as many *at* it
-# as are missing.
+# wasteful. A *radix histogram* finds the border instead. Turn the floats into integers of the same order. Count how
+# many numbers have each value of the top 8 bits. Add up the counts from the top until $k$ is reached: now you know the
+# top 8 bits of the $k$-th largest. Repeat with the next 8 bits among the numbers that have these. After four passes the
+# border is known exactly. A last pass writes the positions of all numbers above it, and of as many *at* it as are
+# missing.
 #
 # Three details matter. Ties at the border need a rule, such as "the lower position wins", or two runs choose
 # differently. −0 and +0 are equal numbers with different bits. And the first 2,047 queries see fewer than $k$ keys.
@@ -518,8 +533,8 @@ draw_block_lists((distance >= 0) & ((distance < 12) | (positions[None, :] < 3)),
 # ([NSA-triton#3](https://github.com/XunhaoLai/native-sparse-attention-triton/issues/3)). At short lengths that has to
 # be so, because choosing costs something at every length, and saves nothing until the text is longer than $k$.
 #
-# So count. Let $P(N, c) = \sum_t \min(t + 1, c)$ be the pairs when each query sees at most $c$ keys. With $H$ heads of
-# dimension $D$, an indexer with $H_I$ heads of dimension $D_I$, and $k$ chosen keys:
+# Let $P(N, c) = \sum_t \min(t + 1, c)$ be the pairs when each query sees at most $c$ keys. With $H$ heads of dimension
+# $D$, an indexer with $H_I$ heads of dimension $D_I$, and $k$ chosen keys:
 #
 # | | FLOPs |
 # |---|---|
@@ -610,11 +625,10 @@ draw_loads(plans, SLOTS, "keys")
 # %% [markdown]
 # *Sorting* the rows helps little, because the long row alone takes longer than everything else together.  *Splitting*
 # helps, as in chapter 08: with pieces of at most 256 keys no program is long, and the result needs a merge. A
-# *persistent* kernel starts one program for each slot, which takes pieces from a common list until it is empty. That is
-# this cell's schedule, made by the kernel itself.
+# *persistent* kernel starts one program for each slot, which takes pieces from a common list until it is empty.
 #
-# So plan by the work of the longest program, and not by the number of programs. Where rows are alike, splitting them
-# cost SGLang 5 %.
+# So plan by the longest program, and not by the number of programs. Where rows are alike, splitting them cost SGLang 5
+# %.
 
 # %% [markdown]
 # FINALE
@@ -667,7 +681,7 @@ self_check(
 # %% [markdown]
 # ## What production systems do
 #
-# What follows is from the sources named, read in November 2026.
+# All sources were read in November 2026.
 #
 # - **gpt-oss** has a window of 128 keys in every other layer, and a learned logit for each of its 64 query heads in all
 #   layers. [OpenAI's reference](https://github.com/openai/gpt-oss/blob/main/gpt_oss/torch/model.py) appends it as a
