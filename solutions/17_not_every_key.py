@@ -160,7 +160,7 @@ def window_sum(values, window, level, block=64):
 # %%
 from course_lib.hardware.timing import measure
 
-heads, length, window, block = (4, 65_536, 1024, 64) if on_gpu else (1, 512, 64, 32)
+heads, length, window, block = (4, 65_536, 1024, 64) if on_gpu else (1, 1024, 64, 32)
 steps, needed = tiles_visited(length, length, block), tiles_visited(length, window, block)
 values = torch.randint(0, 3, (heads, length, 64), device=device).half()  # whole numbers: the sums are exact
 right = values.double().cumsum(dim=1)
@@ -620,7 +620,7 @@ shares = {name: finish(plan) * SLOTS / sum(rows) for name, plan in plans.items()
 for name, share in shares.items():
     print(f"{name:26}{len(works[name]):>4} programs, {share:.2f} times an even share")
 print(measured("17 time with a long row over an even share", shares["as they come"], "times"))
-draw_loads(plans, SLOTS, "keys")
+draw_loads(plans, SLOTS, "keys (dashed: an even share)")
 
 # %% [markdown]
 # *Sorting* the rows helps little, because the long row alone takes longer than everything else together.  *Splitting*
@@ -688,18 +688,18 @@ self_check(
 #   column and drops the column after the softmax.
 # - **Gemma 3** repeats five layers with a window and one without. The [configuration in
 #   transformers](https://github.com/huggingface/transformers/blob/main/src/transformers/models/gemma3/configuration_gemma3.py)
-#   has this as a pattern of 6, with other rotary frequencies for the windowed layers. The
-#   [report](https://arxiv.org/abs/2503.19786) gives the reason: the memory of the cache at long contexts. The layers
-#   without a window keep everything, so the [cache still grows](https://github.com/ml-explore/mlx/discussions/3840).
+#   has this as a pattern of 6. The [report](https://arxiv.org/abs/2503.19786) gives the reason: the memory of the cache
+#   at long contexts. The layers without a window keep everything, so the [cache still
+#   grows](https://github.com/ml-explore/mlx/discussions/3840).
 # - **DeepSeek-V3.2** was made from a dense model by further training, and its
 #   [card](https://github.com/deepseek-ai/DeepSeek-V3.2-Exp) reports results on par with it. 64 indexer heads of 128 and
 #   2,048 keys are the defaults of [NVIDIA's
 #   port](https://docs.nvidia.com/nemo/automodel/nemo-automodel/nemo_automodel/components/models/deepseek_v32/config).
-# - **FlexAttention** takes the mask as a Python function, makes the lists of it, and compiles the function into the
-#   kernel. It keeps [four pairs](https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html) of counts and
-#   indices, two of them for the backward pass.
+# - **FlexAttention** takes the mask as a Python function, makes [the
+#   lists](https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html) of it, and compiles the function into
+#   the kernel.
 # - **StreamingLLM** lets a model write on fluently, but makes no context longer, as its
-#   [authors](https://github.com/mit-han-lab/streaming-llm) say: it knows only what is still in the cache.
+#   [authors](https://github.com/mit-han-lab/streaming-llm) say.
 # - **NSA** has experimental kernels for Blackwell in [cuDNN's
 #   frontend](https://docs.nvidia.com/deeplearning/cudnn/frontend/v1.18.0/fe-oss-apis/nsa.html).
 # - **MoBA** was evaluated with blocks of 4,096 tokens, 12 of them for each query, and full attention in the last three
