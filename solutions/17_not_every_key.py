@@ -1,0 +1,726 @@
+# %% [markdown]
+# # 17 · Not every key: windows, sinks and chosen keys
+#
+# **The question.** A prompt has 65,536 tokens. In causal attention the last token looks at all of them. In a layer with
+# a *window* of 1,024 keys, each token looks at its own key and the 1,023 before it. How many times as fast may the
+# layer with the window be, and how many times as fast is it?
+#
+# Write down two numbers. The first needs paper only. The second depends on the kernel: two kernels that compute the
+# same result differ by a factor of eight.
+#
+# At the end of this chapter a model writes a text longer than its window, with your kernel, and its cache no longer
+# grows.
+#
+# **Time.** About four hours for all seven exercises, estimated. The **core path** takes two: exercises 17.1 to 17.4 and
+# 17.7, and every section whose heading does not end in *deeper*. You need chapters 04, 06 and 08.
+
+# %%
+# course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
+from course_lib import (
+    check, default_device, hint, interpreting, machine, measured, predict, progress, self_check, solution
+)
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from course_lib.hardware.units import format_bytes, format_seconds
+
+device = default_device()
+on_gpu = not interpreting()
+
+# %% [markdown]
+# ## What a window saves, on paper
+#
+# A window of $W$ keys means that the query at position $i$ sees the keys $i - W + 1$ to $i$. Its own key is one of the
+# $W$. The first queries see fewer, because there is nothing before the first token.
+#
+# Attention does $4 D$ FLOPs for each head and each pair of a query and a key that it sees: $2D$ for the score, $2D$ for
+# the weighted value. Causal attention has $N (N + 1) / 2$ pairs. With a window there are about $W N$. At $N$ = 65,536
+# these are 2.15 billion pairs and 67 million, so by FLOPs the window is 32 times as fast.
+#
+# But a kernel does not compute pairs. It computes tiles, such as 128 queries against 128 keys, and a tile costs the
+# same if one of its pairs is seen or if all are. So count tiles. The next cell does so, for a table at 16,384 tokens
+# and for the question. **Predict** by how much fewer tiles there are at 65,536 tokens. Is it more or less than 32?
+
+# %%
+predict("17 tiles of causal attention over those of the window", ..., "times")
+
+# %%
+def tiles_visited(length, window, block=128):
+    """How many tiles of keys all tiles of queries visit: each visits those that hold a key which one of its queries
+    sees."""
+    visited = 0
+    for first in range(0, length, block):
+        last = min(first + block, length) - 1  # the last query of the tile, at the last key that it sees
+        seen = range(max(0, first - window + 1), last + 1)
+        visited += len({key // block for key in (*seen[::block], last)})
+    return visited
+
+
+def pairs(length, window):
+    """Pairs of a query and a key that it sees: the sum of min(t + 1, window) over all positions t."""
+    window = min(window, length)
+    return length * window - window * (window - 1) // 2
+
+
+for length, windows in ((16_384, (128, 512, 1024, 4096)), (65_536, (1024,))):
+    all_tiles, all_pairs = tiles_visited(length, length), pairs(length, length)
+    print(f"{length:,} tokens: {all_tiles:,} tiles, {all_pairs / 1e6:,.0f} million pairs when causal\n"
+          f"{'window':>8}{'tiles':>9}{'fewer':>8}{'pairs, millions':>18}{'fewer':>8}")
+    for window in windows:
+        tiles, seen = tiles_visited(length, window), pairs(length, window)
+        print(f"{window:>8,}{tiles:>9,}{all_tiles / tiles:>7.1f}×{seen / 1e6:>18,.1f}{all_pairs / seen:>7.1f}×")
+measured("17 tiles of causal attention over those of the window", all_tiles / tiles, "times")
+
+# %% [markdown]
+# It is less, 28.7 times. A window of 1,024 keys is eight tiles wide, but a tile of queries visits nine. Its first query
+# sees 1,023 keys to the left, its last query sees keys up to its own, and together they reach into a ninth tile. A
+# window of 128 keys would fit into one tile, and each tile of queries visits two. So small windows save less than their
+# FLOPs promise. Smaller tiles waste less, but load keys more often.
+#
+# ## Three levels of skipping
+#
+# How does a kernel leave out the tiles that no query of its tile sees? There are three ways, and all three give the
+# same numbers.
+#
+# 1. **Mask.** Load every tile up to the diagonal, multiply, and set the scores outside the window to minus infinity.
+#    The result is right and nothing is saved.
+# 2. **Skip.** Go through all tiles, but test each one first. If no query sees it, load nothing and multiply nothing.
+#    The loop still takes a step for each tile, and a step with only a test is not free.
+# 3. **Bound.** Compute where the window begins and start the loop there. The number of steps no longer depends on the
+#    length of the text.
+#
+# The figure shows the tiles at the left, and the steps of the loop for each level at the right. The third level also
+# knows which of its tiles are whole, and leaves the mask away there.
+
+# %%
+from course_lib.figures.sparse.tiles import draw_window_tiles
+
+draw_window_tiles(length=2048, window=512, block=128)
+
+# %% [markdown]
+# Next you see the three levels in a kernel. To keep it short, it computes a sum instead of attention: each query adds
+# up the values in its window, as if all weights were 1. The loop is the one of attention.
+#
+# The cell compares the results of all three, counts their bytes and takes their times. **Predict** what a step costs
+# that only tests its tile, in percent of a step that computes it.
+
+# %%
+predict("17 a skipped step over a computed one", ..., "%")
+
+# %%
+from course_lib.hardware.meter.metered import metered
+
+
+@triton.jit
+def add_tile(total, values, queries, start, length, window, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """total plus the values of one tile of keys, for the queries that see them."""
+    keys, columns = start + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    tile = tl.load(values + keys[:, None] * WIDTH + columns[None, :], mask=keys[:, None] < length, other=0.0)
+    distance = queries[:, None] - keys[None, :]  # [BLOCK, BLOCK]
+    sees = (distance >= 0) & (distance < window)
+    return tl.dot(sees.to(tile.dtype), tile, total)  # [BLOCK, WIDTH]
+
+
+@triton.jit
+def window_sum_kernel(values, sums, length, window, BLOCK: tl.constexpr, WIDTH: tl.constexpr, LEVEL: tl.constexpr):
+    """One program: the sums of one tile of queries of one head. LEVEL: 1 masks, 2 skips, 3 bounds the loop."""
+    first = tl.program_id(0) * BLOCK
+    queries = first + tl.arange(0, BLOCK)  # [BLOCK]
+    head = tl.program_id(1).to(tl.int64) * length * WIDTH
+    first_seen = tl.maximum(first - window + 1, 0)  # by the tile's first query
+    begin = 0
+    if LEVEL == 3:
+        begin = first_seen // BLOCK * BLOCK
+    total = tl.zeros([BLOCK, WIDTH], tl.float32)
+    for start in range(begin, first + BLOCK, BLOCK):
+        if LEVEL == 2:
+            if start + BLOCK > first_seen:
+                total = add_tile(total, values + head, queries, start, length, window, BLOCK, WIDTH)
+        else:
+            total = add_tile(total, values + head, queries, start, length, window, BLOCK, WIDTH)
+    offsets = queries[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    tl.store(sums + head + offsets, total, mask=queries[:, None] < length)
+
+
+def window_sum(values, window, level, block=64):
+    """values: [heads, length, 64], float16. Returns the sum over each query's window, float32."""
+    heads, length, width = values.shape
+    sums = torch.empty(values.shape, device=values.device)
+    window_sum_kernel[(triton.cdiv(length, block), heads)](
+        values, sums, length, window, BLOCK=block, WIDTH=width, LEVEL=level
+    )
+    return sums
+
+
+# %%
+from course_lib.hardware.timing import measure
+
+heads, length, window, block = (4, 65_536, 1024, 64) if on_gpu else (1, 1024, 64, 32)
+steps, needed = tiles_visited(length, length, block), tiles_visited(length, window, block)
+values = torch.randint(0, 3, (heads, length, 64), device=device).half()  # whole numbers: the sums are exact
+right = values.double().cumsum(dim=1)
+right[:, window:] -= right[:, :-window].clone()
+small = values[:1, :512]
+times, bytes_loaded = {}, {}
+for level, name in ((1, "mask"), (2, "skip"), (3, "bound")):
+    timing = measure(partial(window_sum, values, window, level, block), warmup=1, repeats=3, device=device)
+    times[level] = timing.best  # the fastest run: a busy machine only ever adds to it
+    assert torch.equal(window_sum(values, window, level, block).double(), right)
+    bytes_loaded[level] = metered(window_sum, small, 64, level, 32).loaded_bytes
+    print(f"{level} {name:6}{heads * (needed if level == 3 else steps):>12,} steps{format_seconds(times[level]):>12}"
+          f"{format_bytes(bytes_loaded[level]):>10} loaded (512 tokens, a window of 64)")
+skipped = (times[2] / times[3] - 1) * needed / (steps - needed)
+print(measured("17 a skipped step over a computed one", 100 * skipped, "%"))
+
+# %% [markdown]
+# Level 2 loads as few bytes as level 3, but it takes longer. Without a GPU, the times are those of Triton's
+# interpreter, in which Python takes long for a computed step, so a skipped one costs little beside it.
+#
+# How much does it matter in a real kernel? SGLang's attention for prompts skipped, and was then changed to bound its
+# loop. On an H200, with 16 query heads on 8 KV heads of dimension 256, a window of 1,024 and tiles of 64 × 64, a user
+# measured both ([sglang#34462](https://github.com/sgl-project/sglang/pull/34462)). The cell shows these times. Its last
+# two columns are a model with a single number: a skipped step takes 24 % of a computed one.
+
+# %%
+reported = {4096: (0.998, 0.740), 8192: (2.670, 1.551), 16_384: (8.077, 3.059), 27_000: (19.538, 5.027),
+            65_536: (99.488, 12.109)}  # ms: skipped, bounded  # fmt: skip
+print(f"{'tokens':>8}{'computed':>10}{'skipped':>10}{'skip, ms':>10}{'bound, ms':>11}{'measured':>10}{'model':>8}")
+for length, (skip, bound) in reported.items():
+    needed = tiles_visited(length, 1024, 64)
+    wasted = tiles_visited(length, length, 64) - needed
+    model = 1 + 0.24 * wasted / needed
+    print(f"{length:>8,}{needed:>10,}{wasted:>10,}{skip:>10.2f}{bound:>11.2f}{skip / bound:>9.2f}×{model:>7.2f}×")
+
+# %% [markdown]
+# That one number is enough for all five lengths, to within 5 %. At 65,536 tokens 97 of 100 steps are skipped. They
+# compute nothing, and they take seven eighths of the time.
+#
+# > **The answer on paper.** With tiles of 64 × 64 the window could make this layer 30 times as fast as full causal
+# > attention. A kernel that masks gets nothing of that. By the model, one that skips gets a factor of 3.7, and one that
+# > bounds its loop gets the 30.
+#
+# ## One window, three conventions
+#
+# Before you write the bound, you need to know what the window's number means. There are three conventions:
+#
+# - **transformers** has `sliding_window`, the number of keys *with* the query's own. Its mask asks whether the key's
+#   position is larger than the query's minus `sliding_window`.
+# - **FlashAttention** has a pair (left, right), the keys *besides* the own one on either side, both ends included. The
+#   value −1 means no bound. The pair says nothing about causality unless `right` is 0 or `causal=True` is set as well.
+# - **This library** has `window`, the keys *before* the own one. With `causal=True` nothing after it is seen.
+#
+# Hand one library's number to another, and each query sees one key too many or one too few. No error is raised, and the
+# text reads well. Hugging Face passed `(sliding_window, sliding_window)` to FlashAttention
+# ([transformers#39408](https://github.com/huggingface/transformers/issues/39408)). NVIDIA's Megatron-Bridge had the
+# mistake in four models ([Megatron-Bridge#2656](https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/2656)). In SGLang a
+# decode step saw one key fewer than the prompt ([sglang#32087](https://github.com/sgl-project/sglang/pull/32087)).
+#
+# The smallest test finds all of these. With a window of 1, its own key included, a query sees only itself. Its weight
+# is 1, so the output must be the value matrix itself.
+#
+# A second convention says where the queries stand when there are fewer of them than keys. Here, as in FlashAttention,
+# they are *aligned to the end*: with 3 queries and 10 keys, query 0 stands at position 7.
+
+# %% [markdown]
+# EXERCISE 17.1
+
+# %% [markdown]
+# ## Which tiles does a tile of queries visit?
+#
+# The bound has to be exact. One tile too many costs time, and one too few is a wrong answer. A kernel needs four
+# numbers for its tile of queries, and each is decided by a different query:
+#
+# - **begin**: the first tile that holds a seen key. The *first* query decides, because it reaches farthest to the left.
+# - **end**: the tile behind the last seen key. The *last* query decides.
+# - **whole_begin**: the first tile that *all* queries see completely. On the left the *last* query decides, because its
+#   window begins latest.
+# - **whole_end**: on the right the *first* query decides, because it sees the least of the future.
+#
+# An example with tiles of 4 keys. The queries stand at 10 to 13, and each sees 9 keys before its own. Query 10 sees 1
+# to 10, and query 13 sees 4 to 13. So the tiles 0 to 3 are visited, which hold the keys 0 to 15. Only tile 1 with the
+# keys 4 to 7 is whole: tile 0 is hidden from query 13, tile 2 has key 11, which query 10 does not see, and tile 3 ends
+# behind query 13.
+#
+# Two cases are easy to miss. If the window is narrower than a tile, no tile is whole. Then the left and the right
+# masked part meet, and a careless formula visits one tile in both, which counts its keys twice in the softmax. And if
+# the queries stand before the first key or behind the last visible one, nothing is visited at all.
+
+# %% [markdown]
+# EXERCISE 17.2
+
+# %% [markdown]
+# ## A kernel with a bounded loop
+#
+# With the four numbers, attention becomes three loops that share one running maximum, sum and accumulator: from begin
+# to whole_begin with the mask, from whole_begin to whole_end without, and from there to end with it. In chapter 04 you
+# wrote one loop up to the diagonal. Three things are new.
+#
+# **The first tile may be empty for some rows.** In causal attention every query sees key 0, so after the first tile
+# each row has a finite maximum. With a window this is not so. In the example above, query 13 sees no key of tile 0. Its
+# row of scores is all minus infinity, and so is its new maximum. The update then computes $e^{-\infty - (-\infty)}$,
+# which is NaN, and the row never recovers ([FlagAttention#25](https://github.com/flagos-ai/FlagAttention/issues/25) is
+# such a case).
+
+# %%
+scores = torch.tensor([[1.0, 2.0], [float("-inf"), float("-inf")]])  # the second query sees nothing of this tile
+new_max = scores.amax(dim=1, keepdim=True)
+print("maximum as it is:      ", torch.exp(scores - new_max).tolist())
+print("maximum replaced by 0: ", torch.exp(scores - new_max.where(new_max > float("-inf"), 0)).tolist())
+
+# %% [markdown]
+# The remedy is to subtract something finite where the maximum is still minus infinity. All weights of that row are then
+# $e^{-\infty} = 0$, and so is the factor for the old sum.
+#
+# A tempting remedy is to start the maximum at a large negative number instead. FlashInfer started it at $-5 \cdot
+# 10^4$. A model with scores down to $-2.5 \cdot 10^5$ then got zeros from one of its heads, without any error
+# ([flashinfer#4267](https://github.com/flashinfer-ai/flashinfer/issues/4267)).
+#
+# **A weight of 0 does not hide a NaN.** A hidden key gets the weight 0, but $0 \cdot \text{NaN} = \text{NaN}$. So a
+# value outside the window must not reach the product. In a cache with pages, memory outside the window may belong to
+# another request by now, or was never written. vLLM's kernel read such blocks and multiplied them by 0
+# ([vllm#30887](https://github.com/vllm-project/vllm/pull/30887)). A bounded loop does not load tiles that nobody in its
+# tile sees, so it cannot be hurt by what lies in them.
+#
+# **Both edges can fall into one tile.** With a narrow window, a tile is cut by the window and by the diagonal. So the
+# mask must test both sides.
+
+# %% [markdown]
+# EXERCISE 17.3
+
+# %% [markdown]
+# Now compare time with tiles. On a GPU the cell runs the library's kernel, whose loop is bounded as yours is. Without a
+# GPU it computes attention in PyTorch, with slices of just the tiles that are visited. **Predict**, for the longest
+# text, which share of the saving on paper is reached.
+
+# %%
+predict("17 share of the saving on paper that is reached", ..., "%")
+
+# %%
+from course_lib.kernels.attention.operator import attention
+
+
+def tile_by_tile(query, key, value, window, block=128):
+    """Causal attention of one head in PyTorch: each tile of queries against the tiles of keys that it visits."""
+    outputs = []
+    for first in range(0, query.shape[0], block):
+        begin, end = max(0, first - window + 1) // block * block, first + block
+        scores = query[first:end] @ key[begin:end].T / query.shape[1] ** 0.5  # [block, keys]
+        distance = torch.arange(first, end)[:, None] - torch.arange(begin, end)
+        scores.masked_fill_((distance < 0) | (distance >= window), float("-inf"))
+        outputs.append(torch.softmax(scores, dim=1) @ value[begin:end])
+    return torch.cat(outputs)
+
+
+window, lengths = (1024, (4096, 16_384, 65_536)) if on_gpu else (512, (1024, 2048, 4096))
+heads, head_dim = (8 if on_gpu and machine().memory_bytes > 30e9 else 1), 128 if on_gpu else 64
+print(f"{'tokens':>8}{'causal':>12}{'window':>12}{'faster':>9}{'by tiles':>10}")
+for length in lengths:
+    shape = (1, heads, length, head_dim) if on_gpu else (length, head_dim)
+    tensors = [torch.randn(shape, device=device, dtype=torch.float16 if on_gpu else torch.float32) for _ in range(3)]
+    if on_gpu:  # the library's `window` counts the keys before the own one
+        runs = [partial(attention, *tensors, causal=True, window=keys) for keys in (None, window - 1)]
+    else:
+        runs = [partial(tile_by_tile, *tensors, keys) for keys in (length, window)]
+    causal, windowed = (measure(run, warmup=1, repeats=3, device=device).best for run in runs)
+    on_paper = tiles_visited(length, length) / tiles_visited(length, window)
+    print(f"{length:>8,}{format_seconds(causal):>12}{format_seconds(windowed):>12}{causal / windowed:>8.1f}×"
+          f"{on_paper:>9.1f}×")
+print(measured("17 share of the saving on paper that is reached", 100 * causal / windowed / on_paper, "%"))
+
+# %% [markdown]
+# With a window, more of the tiles are edges that need the mask: two or three of nine instead of one of many. So expect
+# a little less than on paper. On a CPU the share may be above 100 %, because large slices no longer fit its cache.
+#
+# ## Decode: the window's pages
+#
+# In decode there is one query, and the limit is the bytes of keys and values that it reads. A kernel that only masks
+# reads the whole cache and throws most of it away.
+#
+# Take 8 KV heads of dimension 128 in 16 bits, so 4,096 bytes a token and layer. With a context of 131,072 tokens a full
+# layer reads 537 MB. A window of 4,096 keys needs 16.8 MB of that, a 32nd. In 2026 vLLM's paged decode kernel for AMD
+# still read everything: with a window of 512 and 16,000 tokens, 97 % of the reads were thrown away
+# ([vllm#49588](https://github.com/vllm-project/vllm/pull/49588)).
+#
+# **Pages can be given back.** The newest query sees the last $W$ keys, and every later query sees even later ones. So a
+# key that has left the window is never read again. When all tokens of a page have left it, its page goes back to the
+# pool. A sequence then holds at most $\lceil (W - 1) / P \rceil + 1$ pages of $P$ tokens, however long it becomes. The
+# picture shows one sequence that grows to 96 tokens.
+
+# %%
+from course_lib.figures.sparse.pages import draw_window_pages
+
+draw_window_pages(tokens=96, page_size=8, window=24)
+
+# %% [markdown]
+# The next cell runs the library's kernel without these pages: their entries in the block table are −1. **Predict** how
+# many times fewer bytes it loads at 1,024 tokens with a window of 128.
+
+# %%
+predict("17 bytes of a decode step, all keys over a window", ..., "times")
+
+# %%
+from course_lib.kernels.paged.attention import paged_decode_attention
+
+query = torch.randn(1, 8, 64, device=device).half()
+pools = torch.randn(2, 64, 1, 16, 64, device=device).half()  # keys and values: 64 pages of 16 tokens, one KV head
+lengths = torch.tensor([1024], dtype=torch.int32, device=device)
+table = torch.arange(64, dtype=torch.int32, device=device)[None]
+kept = table.masked_fill(table < (1024 - 128) // 16, -1)  # a window of 128 keys: 56 pages were given back
+loaded = []
+for name, entries, window in (("all keys", table, None), ("a window of 128", kept, 127)):
+    loaded.append(metered(paged_decode_attention, query, *pools, entries, lengths, window=window).loaded_bytes)
+    print(f"{name:16}{format_bytes(loaded[-1]):>10} loaded, {int((entries >= 0).sum())} pages held")
+print(measured("17 bytes of a decode step, all keys over a window", loaded[0] / loaded[1], "times"))
+
+# %% [markdown]
+# The window's keys and values are an eighth. The rest is the query, the table and the partial results of the splits.
+#
+# Two rules go with giving pages back. First, the *position* of a token does not change when pages before it are
+# dropped. If you take the number of kept tokens as the position, each new token is turned by the wrong angle. Second,
+# the kernel must never read a page that was given back, because it belongs to someone else.
+#
+# **Where the tiles begin.** If tiles of $T$ keys lie on a grid that starts at key 0, a window usually begins in the
+# middle of one. With $W$ a multiple of $T$ it then touches $W/T + 1$ tiles. Tiles that start at the window's first key
+# are always $W/T$, such as 4 instead of 5 with $T = 32$ and $W = 128$. On a B200 vLLM measured a gain of 13.5 % at a
+# window of 128 and 0.9 % at 4,096 ([vllm#54718](https://github.com/vllm-project/vllm/pull/54718)).
+#
+# ## Two things called sink
+#
+# The word *sink* is used for two remedies against one problem. A softmax must give away all of its weight: the weights
+# of a row add up to 1, even if no key fits. Trained models put the surplus on the first tokens of the text, whatever
+# they are, because every query sees those. If a window drops the first tokens, the weight has to go elsewhere, and the
+# model breaks down. Xiao et al. found this and named these tokens *attention sinks*
+# ([StreamingLLM](https://github.com/mit-han-lab/streaming-llm)).
+#
+# | | kept first tokens (StreamingLLM) | a learned logit (gpt-oss) |
+# |---|---|---|
+# | what it is | the first 4 tokens or so stay in the cache | one trained number for each query head |
+# | keys and values | as of any token | none |
+# | trap | positions | splits and units |
+#
+# **Kept first tokens.** A query sees the first $S$ keys and the last $W$. StreamingLLM counts positions *inside the
+# cache*, so that the gap does not exist for the rotation. Therefore it caches keys before they are turned, and turns
+# them at each step ([streaming-llm#73](https://github.com/mit-han-lab/streaming-llm/issues/73)). If you cache turned
+# keys and only renumber new ones, positions contradict each other
+# ([transformers#35350](https://github.com/huggingface/transformers/issues/35350)).
+#
+# **A learned logit.** Each query head $h$ has a number $s_h$. It joins the softmax like the score of a key, but it has
+# no value:
+#
+# $$O_i = \frac{\sum_j e^{x_{ij}} V_j}{e^{s_h} + \sum_j e^{x_{ij}}}$$
+#
+# The score $x_{ij}$ is scaled by $1/\sqrt{D}$ as always, and $s_h$ is not. If all scores are 0, all values are 1, and
+# there are 4 keys, then a sink of 0 gives $4/5$ where plain attention gives 1. The missing fifth went into the sink.
+# That is a simple test: a kernel that ignores the sink returns 1
+# ([modular#6198](https://github.com/modular/modular/issues/6198) was found like this).
+#
+# A plain way appends a column with $s_h$ to the scores, takes the softmax, and drops the column before the product with
+# the values. A kernel can start the running maximum at $s_h$ and the running sum at 1 instead, as if it had seen the
+# sink first. The accumulator still starts at 0, because a sink has no value.
+#
+# **With splits**, each split has a running sum of its own. If each one adds the sink, the merged denominator contains
+# it once for every split. In the next cell the values are 1, so the output is the weight of all keys.
+
+# %%
+keys, sink = torch.zeros(64), torch.tensor(3.0)  # 64 keys with the score 0
+for splits in (1, 2, 8):
+    total = torch.exp(keys).sum() + splits * torch.exp(sink)
+    print(f"the sink added by {splits} of {splits} splits: the keys get {torch.exp(keys).sum() / total:.3f}")
+
+# %% [markdown]
+# So the number of splits would change the result, and that number depends on the GPU and on the length of the text.
+# Exactly one place may add the sink: either one split, or the merge. The merge is safer. A split whose range of keys is
+# empty often returns early, and loses the sink if it was the one to add it. AMD's library had both mistakes, and a
+# third ([rocm-libraries#12227](https://github.com/ROCm/rocm-libraries/issues/12227)): the loop worked with powers of 2,
+# so its scores were multiplied by $\log_2 e$, and the sink was not.
+#
+# At the merge the sink acts like one more split, with a known log-sum-exp and an output of zeros. As in chapter 08,
+# subtract the largest log-sum-exp before you exponentiate.
+#
+# **The gradient.** Let $p_i$ be the sink's own weight in row $i$. How does the output change when the sink's logit
+# grows? All other weights shrink by the share $p_i$, so $\partial O_i / \partial s_h = -p_i O_i$. The chain rule
+# multiplies by the gradient that arrives, and all rows of the head add up:
+#
+# $$\frac{\partial L}{\partial s_h} = -\sum_i p_i \; (dO_i \cdot O_i), \qquad p_i = e^{s_h - \text{lse}_i}$$
+#
+# Here $\text{lse}_i$ is the log-sum-exp *with* the sink. Chapter 10's backward pass computes $dO_i \cdot O_i$ anyway,
+# and once the log-sum-exp contains the sink, the other gradients need no change at all.
+
+# %% [markdown]
+# EXERCISE 17.4
+
+# %% [markdown]
+# ## Block lists · deeper
+#
+# A window is one pattern of many. Others are several documents in one row, or windows with kept first tokens. For any
+# mask you can list, for each tile of queries, which tiles of keys to visit. FlexAttention uses two lists for this. A
+# tile is in the list of *full* tiles if all of its pairs are seen, and needs no mask. It is in the list of *partial*
+# tiles if some are. All other tiles are in no list, and cost nothing.
+#
+# The picture shows a window with kept first tokens, in tiles of 4 × 4.
+
+# %%
+from course_lib.figures.sparse.lists import draw_block_lists
+
+positions = torch.arange(32)
+distance = positions[:, None] - positions[None, :]
+draw_block_lists((distance >= 0) & ((distance < 12) | (positions[None, :] < 3)), block=4)
+
+# %% [markdown]
+# The third panel is the *transpose*. In the backward pass a program computes dK and dV of one tile of keys, so it needs
+# all tiles of queries that see it. These are the same tiles, listed by columns. Look at column 0: because of the kept
+# tokens every query visits it, so its program does twice as much work as the others.
+#
+# - **Why two lists?** PyTorch's documentation says that leaving the mask away in full tiles is worth about 15 % for a
+#   causal mask ([BlockMask](https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html)).
+# - **Lists are made for one length and one block size.** The last tile of a text may be incomplete, and then it is not
+#   full. Lists of a longer text gave wrong results for a shorter one
+#   ([attention-gym#34](https://github.com/meta-pytorch/attention-gym/issues/34)); today PyTorch refuses them
+#   ([pytorch#141625](https://github.com/pytorch/pytorch/pull/141625)).
+# - **Making lists costs time.** If the mask depends on the data, it is made for every layer and step. On a GB200
+#   FlashInfer's `plan()` took 1.3 to 2.7 ms for each mask
+#   ([flashinfer#4554](https://github.com/flashinfer-ai/flashinfer/issues/4554)).
+
+# %% [markdown]
+# EXERCISE 17.5
+
+# %% [markdown]
+# ## Choosing keys · deeper
+#
+# A window decides by position. But the important key may be 50,000 tokens back. So newer models *choose*: something
+# cheap scores all keys, and attention then looks only at the best ones. Three designs differ in what they score.
+#
+# - **MoBA** cuts the keys into blocks and scores a block by the query times the mean of its keys. A query takes the
+#   best $k$ blocks. Its own block is always one of the $k$, and is causal inside
+#   ([MoBA#27](https://github.com/MoonshotAI/MoBA/issues/27)). Why always? The mean of the own block contains keys of
+#   the future, so its score must not decide anything.
+# - **NSA** has three branches and adds them with learned gates: attention over compressed blocks of $l = 32$ keys, one
+#   every $d = 16$; attention over the $n = 16$ blocks of $l' = 64$ keys that got the most weight there; and a window of
+#   512. All query heads of a group choose together, because they share their keys, and each key is then loaded once. At
+#   65,536 tokens a query reads 4,096 + 1,024 + 512 keys, 8.6 % of all.
+# - **DeepSeek's sparse attention** (V3.2) scores single tokens. A *lightning indexer* has small queries and one small
+#   key for each token. With $H_I = 64$ heads of dimension 128, the score of query $t$ and key $s$ is $\sum_h w_{t,h}
+#   \cdot \text{ReLU}(q_{t,h} \cdot k_s)$. The 2,048 best keys get attention. ReLU turns negative products into 0, so
+#   they cannot cancel the positive ones of other heads.
+#
+# **$O(N^2)$ again.** All three still look at every key, only more cheaply. NSA's compressed branch reads $N/16$ keys.
+# Attention over 2,048 keys grows with $N$, but the indexer scores every pair and grows with $N^2$.
+#
+# **Top-k without sorting.** The scores of one query do not fit into a tile, and sorting 65,536 numbers to find 2,048 is
+# wasteful. A *radix histogram* finds the border instead. Turn the floats into integers of the same order. Count how
+# many numbers have each value of the top 8 bits. Add up the counts from the top until $k$ is reached: now you know the
+# top 8 bits of the $k$-th largest. Repeat with the next 8 bits among the numbers that have these. After four passes the
+# border is known exactly. A last pass writes the positions of all numbers above it, and of as many *at* it as are
+# missing.
+#
+# Three details matter. Ties at the border need a rule, such as "the lower position wins", or two runs choose
+# differently. −0 and +0 are equal numbers with different bits. And the first 2,047 queries see fewer than $k$ keys.
+# They must choose all of them, so that the result equals plain attention. A test for all designs is to change the keys
+# after position $t$: the choice for $t$ must not change.
+
+# %% [markdown]
+# EXERCISE 17.6
+
+# %% [markdown]
+# ## From which length it pays
+#
+# Users report that sparse attention was slower than dense
+# ([NSA-triton#3](https://github.com/XunhaoLai/native-sparse-attention-triton/issues/3)). At short lengths that has to
+# be so, because choosing costs something at every length, and saves nothing until the text is longer than $k$.
+#
+# Let $P(N, c) = \sum_t \min(t + 1, c)$ be the pairs when each query sees at most $c$ keys. With $H$ heads of dimension
+# $D$, an indexer with $H_I$ heads of dimension $D_I$, and $k$ chosen keys:
+#
+# | | FLOPs |
+# |---|---|
+# | all keys | $4 H D \; P(N, N)$ |
+# | a window | $4 H D \; P(N, W)$ |
+# | chosen keys | $2 H_I D_I \; P(N, N) + 4 H D \; P(N, k)$ |
+#
+# *Choosing* means computing scores, but no values. So the indexer has 2 where attention has 4.
+#
+# Take DeepSeek-V3.2, a little simplified: $H = 128$ heads, with keys of dimension 192 and values of 128, so $D = 160$
+# on average; $H_I = 64$, $D_I = 128$, $k = 2048$. A pair costs 81,920 FLOPs in attention and 16,384 in the indexer, a
+# fifth. So at equal rates choosing can never be more than 5 times as fast. DeepSeek's indexer computes in FP8, at twice
+# the rate, so there the limit is 10.
+#
+# Rates matter in the other direction, too. Chosen keys lie scattered in memory, and the tiles of neighbouring queries
+# do not share them. Suppose that attention over chosen keys reaches half the rate of dense attention. **Predict** from
+# which length choosing pays then, if the indexer runs at the rate of dense attention.
+
+# %%
+predict("17 length from which choosing pays", ..., "tokens")
+
+# %%
+from course_lib.figures.sparse.costs import draw_costs
+
+HEADS, HEAD_DIM, INDEX_HEADS, INDEX_DIM, CHOSEN, RATE = 128, 160, 64, 128, 2048, 600e12  # FLOP/s, an assumption
+
+
+def layer_seconds(kind, length, chosen_rate=0.5):
+    """Seconds of one layer by its FLOPs. chosen_rate: of attention over chosen keys, as a share of the dense rate."""
+    pair = 4 * HEADS * HEAD_DIM / RATE
+    if kind == "all keys":
+        return pair * pairs(length, length)
+    if kind == "a window of 1,024":
+        return pair * pairs(length, 1024)
+    return 2 * INDEX_HEADS * INDEX_DIM / RATE * pairs(length, length) + pair / chosen_rate * pairs(length, CHOSEN)
+
+
+kinds = ("all keys", "2,048 chosen keys", "a window of 1,024")
+lines = {kind: {2**power: layer_seconds(kind, 2**power) for power in range(10, 18)} for kind in kinds}
+crossing = next(n for n in range(CHOSEN, 10**6) if layer_seconds(kinds[1], n) <= layer_seconds(kinds[0], n))
+measured("17 length from which choosing pays", crossing, "tokens")
+draw_costs(lines, "time of a layer, by its FLOPs", "one layer with DeepSeek-V3.2's numbers, at 600 TFLOP/s",
+           (crossing, f"choosing pays from {crossing:,} tokens on"))
+
+# %% [markdown]
+# At equal rates the lines cross at 3,705 tokens, at half the rate at 9,086, and at a quarter of the rate still later.
+# So the crossing depends on how good the kernels are. A whole module of NSA on an H100, with its projections, took 28.0
+# ms at 16,384 tokens where plain attention took 20.4, and 58.6 against 64.1 at 32,768
+# ([NSA-triton#9](https://github.com/XunhaoLai/native-sparse-attention-triton/issues/9)). So there the lines crossed
+# between these lengths.
+#
+# In decode, count bytes instead: dense attention reads the whole cache, and chosen keys read $k$ rows and the small key
+# of every token.
+
+# %% [markdown]
+# EXERCISE 17.7
+
+# %% [markdown]
+# ## One long row among short ones
+#
+# A kernel ends when its last program ends. In SGLang's decode step of DeepSeek-V4 on an AMD GPU, one program walked
+# over 5,000 entries beside others with 200 ([sglang#39968](https://github.com/sgl-project/sglang/pull/39968)). There
+# were almost enough programs to fill the chip, so a rule that only counts programs did not split the long one.
+#
+# The cell gives 48 rows to a chip with 16 slots: 47 rows with 200 keys, and at last one with 5,000. A slot takes the
+# next program when it is free. Shared evenly, all keys would take each slot the time of 900 keys. **Predict** how many
+# times as long the rows take as they come.
+
+# %%
+predict("17 time with a long row over an even share", ..., "times")
+
+# %%
+from course_lib.figures.sparse.loads import draw_loads, finish, scheduled
+
+SLOTS, rows = 16, [200] * 47 + [5000]
+works = {
+    "as they come": rows,
+    "longest first": sorted(rows, reverse=True),
+    "in pieces of 256 at most": [min(256, row - start) for row in rows for start in range(0, row, 256)],
+}
+plans = {name: scheduled(programs, SLOTS) for name, programs in works.items()}
+shares = {name: finish(plan) * SLOTS / sum(rows) for name, plan in plans.items()}
+for name, share in shares.items():
+    print(f"{name:26}{len(works[name]):>4} programs, {share:.2f} times an even share")
+print(measured("17 time with a long row over an even share", shares["as they come"], "times"))
+draw_loads(plans, SLOTS, "keys (dashed: an even share)")
+
+# %% [markdown]
+# *Sorting* the rows helps little, because the long row alone takes longer than everything else together.  *Splitting*
+# helps, as in chapter 08: with pieces of at most 256 keys no program is long, and the result needs a merge. A
+# *persistent* kernel starts one program for each slot, which takes pieces from a common list until it is empty.
+#
+# So plan by the longest program, and not by the number of programs. Where rows are alike, splitting them cost SGLang 5
+# %.
+
+# %% [markdown]
+# FINALE
+
+# %% [markdown]
+# ## The chapter's kernels at a glance
+#
+# | windowed attention | |
+# |---|---|
+# | wins | long prompts: 28.7 times fewer tiles at 65,536 tokens and a window of 1,024 (counted) |
+# | loses | windows of a tile or less: 128 keys visit two tiles of 128, twice what the FLOPs say |
+# | falls back | texts shorter than the window: plain causal attention |
+# | trap | the first tile visited may be hidden from some rows: $-\infty - (-\infty)$ is NaN |
+#
+# | windowed decode, in pages | |
+# |---|---|
+# | wins | 16.8 MB a layer instead of 537, at a context of 131,072 and a window of 4,096 (computed) |
+# | loses | masked only, it reads everything |
+# | falls back | layers without a window keep all pages, and most models have some |
+# | trap | a position that counts kept tokens; a sink added in each split |
+#
+# | chosen keys | |
+# |---|---|
+# | wins | long texts: at most 5 times at equal rates, with DeepSeek-V3.2's indexer (computed) |
+# | loses | below 3,705 tokens at equal rates, below 9,086 at half the rate |
+# | falls back | up to $k$ keys: it must equal dense attention |
+# | trap | ties at the border; the mean of a block that reaches into the future |
+#
+# ## Check yourself
+#
+# Answer these on paper. Then run the next cell and open the answers.
+#
+# 1. A layer has a window of 4,096 keys and pages of 16 tokens. How many pages does a sequence of a million tokens hold?
+# 2. With tiles of 128 × 128 and a window of 256, how many tiles does a tile of queries visit, far from the start? How
+#    many of them are whole?
+# 3. A review says: "The sink is added to the running sum, but the accumulator is not updated. That is a bug." Is it?
+# 4. Your windowed layer became 8 times as fast when you bounded its loop, and its bytes did not change. What did it do
+#    before?
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+most_pages = -(-(4096 - 1) // 16) + 1
+wide = tiles_visited(8192, 256) - tiles_visited(8192 - 128, 256)  # what one more tile of queries visits
+self_check(
+    f"At most {most_pages}: the window's last {4096:,} tokens may begin in the middle of a page.",
+    f"{wide}. One is whole: the left one is cut by the window, the right one by the diagonal.",
+    "No, it is right: a sink has no value, so it changes the denominator alone. The maximum must know of it as well.",
+    "It skipped: it tested every tile up to the diagonal, and loaded only those in the window.",
+)
+
+# %% [markdown]
+# ## What production systems do
+#
+# All sources were read in November 2026.
+#
+# - **gpt-oss** has a window of 128 keys in every other layer, and a learned logit for each of its 64 query heads in all
+#   layers. [OpenAI's reference](https://github.com/openai/gpt-oss/blob/main/gpt_oss/torch/model.py) appends it as a
+#   column and drops the column after the softmax.
+# - **Gemma 3** repeats five layers with a window and one without. The [configuration in
+#   transformers](https://github.com/huggingface/transformers/blob/main/src/transformers/models/gemma3/configuration_gemma3.py)
+#   has this as a pattern of 6. The [report](https://arxiv.org/abs/2503.19786) gives the reason: the memory of the cache
+#   at long contexts. The layers without a window keep everything, so the [cache still
+#   grows](https://github.com/ml-explore/mlx/discussions/3840).
+# - **DeepSeek-V3.2** was made from a dense model by further training, and its
+#   [card](https://github.com/deepseek-ai/DeepSeek-V3.2-Exp) reports results on par with it. 64 indexer heads of 128 and
+#   2,048 keys are the defaults of [NVIDIA's
+#   port](https://docs.nvidia.com/nemo/automodel/nemo-automodel/nemo_automodel/components/models/deepseek_v32/config).
+# - **FlexAttention** takes the mask as a Python function, makes [the
+#   lists](https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html) of it, and compiles the function into
+#   the kernel.
+# - **StreamingLLM** lets a model write on fluently, but makes no context longer, as its
+#   [authors](https://github.com/mit-han-lab/streaming-llm) say.
+# - **NSA** has experimental kernels for Blackwell in [cuDNN's
+#   frontend](https://docs.nvidia.com/deeplearning/cudnn/frontend/v1.18.0/fe-oss-apis/nsa.html).
+# - **MoBA** was evaluated with blocks of 4,096 tokens, 12 of them for each query, and full attention in the last three
+#   layers ([MoBA#29](https://github.com/MoonshotAI/MoBA/issues/29)). Up to 49,152 tokens it equals full attention.
+#
+# **In this library.** `attention` of `course_lib.kernels.attention.operator`, `decode_attention` and
+# `paged_decode_attention` take `window` and `sink`. `course_lib/kernels/sparse/` has block lists, the indexer, the
+# exact choice and attention over a list of keys.
+#
+# ## Papers
+#
+# - Xiao et al.: *Efficient Streaming Language Models with Attention Sinks*, [arXiv
+#   2309.17453](https://arxiv.org/abs/2309.17453).
+# - Dong et al.: *Flex Attention: A Programming Model for Generating Optimized Attention Kernels*, [arXiv
+#   2412.05496](https://arxiv.org/abs/2412.05496).
+# - Yuan et al.: *Native Sparse Attention: Hardware-Aligned and Natively Trainable Sparse Attention*, [arXiv
+#   2502.11089](https://arxiv.org/abs/2502.11089).
+# - Lu et al.: *MoBA: Mixture of Block Attention for Long-Context LLMs*, [arXiv
+#   2502.13189](https://arxiv.org/abs/2502.13189).
+# - DeepSeek-AI: *DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models*, [arXiv
+#   2512.02556](https://arxiv.org/abs/2512.02556).
+
+# %%
+progress()
