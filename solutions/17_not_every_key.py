@@ -48,8 +48,8 @@ def key_tiles(first: int, last: int, key_length: int, before: int | None, after:
     begin = start // block
     end = -(-stop // block) if start < stop else begin
     start, stop = keys_between(last, first)  # seen by every query
-    whole_begin = min(max(-(-start // block), begin), end)
-    whole_end = min(max(stop // block, whole_begin), end)
+    whole_begin = min(-(-start // block), end)
+    whole_end = max(stop // block, whole_begin)
     return begin, whole_begin, whole_end, end
     # END SOLUTION
 

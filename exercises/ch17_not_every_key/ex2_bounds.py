@@ -83,7 +83,7 @@ def bound_cases(draw):
         "all positions before the first key, no bound before": (-50, -20, 100, None, 8, 16),
         "positions beyond the last key": (90, 121, 100, 40, 8, 16),
         "positions beyond the last key, a small window": (90, 121, 100, 8, 0, 1),
-        "all positions beyond the last key, which is in a cut tile": (105, 110, 100, 3, 0, 64),
+        "all positions beyond the last key, which is in a cut tile": (103, 110, 100, 3, 0, 64),
         "all positions far beyond the last key": (300, 331, 100, 20, 0, 16),
         "no keys": (0, 15, 0, None, None, 16),
         "one key": (0, 0, 1, 0, 0, 1),
@@ -122,6 +122,8 @@ ALL_LEFT, ALL_RIGHT = "max(0, last - before)", "min(key_length, first + after + 
 EMPTY, WHOLE_END, NO_AFTER = "if left >= right", "all_right // block", "key_length if after is None else"
 FALSE_BEFORE, FALSE_AFTER = ("before is None", "not before"), ("after is None", "not after")
 CHANGES = (
+    *edits("", as_short_as_it_can_be=("max(whole_begin, begin)", "whole_begin",
+        "min(max(whole_end, whole_begin), end)", "max(whole_end, whole_begin)")),
     *edits("The window has one key too few before the queries. A query sees p - before itself too.",
         window_too_short=("first - before)", "first - before + 1)", "last - before)", "last - before + 1)")),
     *edits("The window has one key too many before the queries. The first key that a query sees is p - before.",
@@ -214,7 +216,7 @@ EXERCISE = Exercise(
         "at 0 and at key_length. None takes the cut alone.",
         "Tiles that hold a key of the first range: round its beginning down and its end up. Tiles that lie within the "
         "second range: round its beginning up and its end down, so that a cut tile is left out.",
-        "At last: end = begin if the first range is empty. Then whole_begin = min(max(whole_begin, begin), end), and "
-        "whole_end = min(max(whole_end, whole_begin), end).",
+        "At last: end = begin if the first range is empty. Then bring the ends of the second range "
+        "into order: whole_begin = min(whole_begin, end), and then whole_end = max(whole_begin, whole_end).",
     ),
 )  # fmt: skip

@@ -4,7 +4,7 @@ from tests.submissions.edits import changed
 
 START, STOP = "max(0, left_query - before)", "min(key_length, right_query + after + 1)"
 BEGIN, END, EMPTY = "begin = start // block", "-(-stop // block)", " if start < stop else begin"
-WHOLE_BEGIN, WHOLE_END = "max(-(-start // block), begin)", "max(stop // block, whole_begin)"
+WHOLE_BEGIN, WHOLE_END = "min(-(-start // block), end)", "max(stop // block, whole_begin)"
 WHOLE, RETURN = "keys_between(last, first)", "return begin, whole_begin, whole_end, end"
 
 
@@ -29,14 +29,14 @@ WRONG = {
     "end_too_far": end_from("(stop // block + 1)"),
     "end_too_far__always": end_from("(-(-stop // block) + 1)"),
     "begin_rounded_up": wrong((BEGIN, "begin = -(-start // block)"), (END, "max(begin, -(-stop // block))")),
-    "whole_begin_rounded_down": wrong((WHOLE_BEGIN, "max(start // block, begin)")),
-    "whole_begin_too_late": wrong((WHOLE_BEGIN, "max(start // block + 1, begin)")),
-    "whole_end_rounded_up": wrong((WHOLE_END, "max(-(-stop // block), whole_begin)")),
+    "whole_begin_rounded_down": wrong((WHOLE_BEGIN, "min(max(start // block, begin), end)")),
+    "whole_begin_too_late": wrong((WHOLE_BEGIN, "min(start // block + 1, end)")),
+    "whole_end_rounded_up": wrong((WHOLE_END, "min(max(-(-stop // block), whole_begin), end)")),
     # pytorch#159247, #160861: the key length is no multiple of the block, and the last tile gets no mask.
-    "cut_tile_whole": wrong((WHOLE_END, "max(-(-stop // block) if stop == key_length else stop // block, "
-                                         "whole_begin)")),
-    "whole_from_the_first": wrong((WHOLE_BEGIN, "max(-(-(0 if before is None else max(0, first - before)) // block), "
-                                                "begin)")),
+    "cut_tile_whole": wrong((WHOLE_END, "min(max(-(-stop // block) if stop == key_length else stop // block, "
+                                         "whole_begin), end)")),
+    "whole_from_the_first": wrong((WHOLE_BEGIN, "min(-(-(0 if before is None else max(0, first - before)) // block), "
+                                                "end)")),
     "whole_to_the_last": wrong((WHOLE, "keys_between(last, last)")),
     "begin_of_the_last": wrong(("keys_between(first, last)", "keys_between(last, last)")),
     "end_of_the_first": wrong(("keys_between(first, last)", "keys_between(first, first)")),
@@ -53,9 +53,9 @@ WRONG = {
     "always_causal": wrong(("    def keys", "    after = 0\n\n    def keys")),
     "nothing_seen": wrong((EMPTY, " if -(-stop // block) > begin else begin")),
     "out_of_order": wrong((EMPTY, "")),
-    "out_of_order__whole": wrong((f"min({WHOLE_BEGIN}, end)", "-(-start // block)"),
-                                 (f"min({WHOLE_END}, end)", "stop // block")),
-    "out_of_order__whole_end": wrong((f"min({WHOLE_END}, end)", "stop // block")),
+    "out_of_order__whole": wrong((WHOLE_BEGIN, "-(-start // block)"),
+                                 (WHOLE_END, "stop // block")),
+    "out_of_order__whole_end": wrong((WHOLE_END, "stop // block")),
     "positions_moved": wrong((
         "    def keys", "    first, last = max(first, 0), min(last, key_length - 1)\n\n    def keys")),
     "positions_moved__first": wrong(("    def keys", "    first = max(first, 0)\n\n    def keys")),
