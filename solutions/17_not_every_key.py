@@ -56,3 +56,73 @@ def key_tiles(first: int, last: int, key_length: int, before: int | None, after:
 
 # %%
 best_key_tiles = check("17.2", key_tiles).best
+
+# %% [markdown]
+# **Does choosing pay?** DeepSeek-V3.2 lets a small *indexer* choose 2,048 keys for each query, and attends to those
+# alone. The indexer scores every key that a query may see, so it is $O(N^2)$ again, with a smaller factor: it has 64
+# heads of 128 and no values. Attention to the chosen keys costs the same for each query, once there are $k$ keys. It
+# runs at a lower rate, because it gathers its keys. So chosen keys lose on short texts, and win from some length on, if
+# the indexer is cheap enough.
+#
+# A pair of a query and a key costs $4 \cdot H \cdot D$ FLOPs in attention, half for the score and half for the value,
+# and $2 \cdot H_i \cdot D_i$ in the indexer. Everything else is a sum of $\min(t + 1, \text{most})$ over queries $t$.
+
+# %%
+# Exercise 17.7 · From which length choosing pays
+def flops(kind: str, length: int, shape: dict) -> int:
+    """The FLOPs of causal attention over a prompt of `length` tokens, 0 to 2⁴⁰, as an exact Python int.
+
+    kind: "dense", "window" or "chosen". Query t, counted from 0, sees t + 1 keys. It attends to all of them; to the
+        last shape["window"], its own included; or to shape["k"] chosen ones; to fewer where there are not so many.
+    shape: a dict of whole numbers, each at least 1: "query_heads", "head_dim", "index_heads", "index_dim", "window"
+        and "k".
+    A query attends to a key for 4 · query_heads · head_dim FLOPs. For "chosen", an indexer also scores every key that a
+    query sees, for 2 · index_heads · index_dim FLOPs each, however short the prompt is. Nothing else is counted. There
+    may be 2⁴⁰ tokens, so without a loop through queries.
+    """
+    # BEGIN SOLUTION
+    def pairs(most):
+        full = min(length, most)
+        return full * (full + 1) // 2 + (length - full) * full
+
+    attended = 4 * shape["query_heads"] * shape["head_dim"]
+    if kind == "chosen":
+        return 2 * shape["index_heads"] * shape["index_dim"] * pairs(length) + attended * pairs(shape["k"])
+    return attended * pairs(length if kind == "dense" else shape["window"])
+    # END SOLUTION
+
+
+def crossover(shape: dict, rates: dict) -> int | None:
+    """The least length, at least 1, from which on chosen keys never take longer than dense attention; None if none is.
+
+    shape: as for `flops`. rates: FLOPs a second, whole numbers or floats above 0: "dense" for dense attention, "index"
+        for the indexer's scores, "chosen" for attention to the chosen keys. The indexer runs first, then attention.
+    Returns: a Python int or None. If both take equally long at a length, chosen keys do not take longer there. No two
+    times are so close, unless equal, that float64 could not tell them apart; equal ones are exact in float64. The
+    length is at most 2⁴⁰, so it must not be searched one token after another.
+    """
+    # BEGIN SOLUTION
+    dense = 4 * shape["query_heads"] * shape["head_dim"] / rates["dense"]  # seconds for a pair
+    index = 2 * shape["index_heads"] * shape["index_dim"] / rates["index"]
+    if index >= dense:
+        return None
+    chosen = 4 * shape["query_heads"] * shape["head_dim"] / rates["chosen"]
+
+    def pays(length):
+        full = min(length, shape["k"])
+        attended = full * (full + 1) // 2 + (length - full) * full
+        return index * (length * (length + 1) // 2) + chosen * attended <= dense * (length * (length + 1) // 2)
+
+    high = 1
+    while not pays(high):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high
+    # END SOLUTION
+
+
+# %%
+best_flops, best_crossover = check("17.7", flops, crossover).best
