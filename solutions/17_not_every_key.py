@@ -10,6 +10,59 @@ import torch
 device = default_device()
 
 # %% [markdown]
+# **One window, three conventions.** A model card says "a window of 128". How many keys does a query see, and does the
+# number count its own? Each library answers in its own way, and none of them raises an error for the wrong number.
+#
+# - **FlashAttention** takes a pair, `window_size=(left, right)`, and a query at position $p$ sees the keys from
+#   $p - \text{left}$ to $p + \text{right}$, both included. A side of -1 has no bound.
+# - **transformers** has `sliding_window`, which counts the query's own key, as model cards do.
+# - **This course's library** takes the number of keys *before* the query's own.
+#
+# For a year transformers gave its own number to FlashAttention, and each query saw one key too many
+# ([hf#39408](https://github.com/huggingface/transformers/issues/39408)). The text stayed fluent.
+
+# %%
+# Exercise 17.1 · One window, three conventions
+def visible(library: str, window: int | tuple, query_length: int, key_length: int) -> torch.Tensor:
+    """Which keys each query sees, if a library is given this window.
+
+    library: "course_lib", "flash_attn" or "transformers". A query at position p sees, of the keys that exist:
+        "course_lib": window is 0 or more, and counts the keys before its own: p - window … p;
+        "transformers": window is 1 or more, and counts its own key too: p - window + 1 … p;
+        "flash_attn": window is a tuple (left, right), each 0 or more, or -1 for no bound on that side, with
+        causal=False: p - left … p + right.
+    query_length, key_length: any lengths of at least 1. They are aligned to the end: query i stands at position
+        i + key_length - query_length, which may be negative.
+    Returns: bool [query_length, key_length], True where the query sees the key. A row may have none.
+    """
+    # BEGIN SOLUTION
+    if library == "flash_attn":
+        before, after = (key_length + query_length if side == -1 else side for side in window)
+    else:
+        before, after = window - (library == "transformers"), 0
+    position = torch.arange(query_length)[:, None] + key_length - query_length
+    key = torch.arange(key_length)
+    return (key >= position - before) & (key <= position + after)
+    # END SOLUTION
+
+
+def arguments(keys: int) -> dict:
+    """The window to give to each library for causal attention in which a query sees `keys` keys, its own included.
+
+    keys: at least 1.
+    Returns: a dict {"course_lib": …, "flash_attn": …, "transformers": …} of Python ints, with a tuple or list
+    (left, right) of two for "flash_attn". Each makes `visible` show the same keys: give numbers that depend on `keys`
+    alone, and bound every side.
+    """
+    # BEGIN SOLUTION
+    return {"course_lib": keys - 1, "flash_attn": (keys - 1, 0), "transformers": keys}
+    # END SOLUTION
+
+
+# %%
+best_visible, best_arguments = check("17.1", visible, arguments).best
+
+# %% [markdown]
 # **Which tiles?** A program works on a tile of queries, at positions `first` to `last`. It visits the tiles that hold a
 # key which *at least one* of its queries sees. The first query's window begins earliest, and the last one's keys end
 # latest, so these are the keys from first - before up to last + after. A tile that *every* query sees whole needs no
