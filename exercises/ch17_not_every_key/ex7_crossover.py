@@ -169,8 +169,9 @@ SHARED = (
         indexer_with_values=(SCORED, SCORED.replace("2", "4"))),
     *edits("The indexer's FLOPs are half of what they should be: a multiply-add is two.",
         indexer_halved=(SCORED, SCORED.replace("2 *", "1 *"))),
-    *edits("The indexer is missing, or was counted as running beside attention. It scores every key that a query may "
-        "see, before one is chosen.", indexer_free__beside=(TIMES, f"dense_time - max({INDEX_TIME}, {CHOSEN_TIME})"),
+    *edits("The indexer is missing, or was counted as running beside attention. It scores every key that a query sees, "
+        "in short prompts too.", indexer_free__beside=(TIMES, f"dense_time - max({INDEX_TIME}, {CHOSEN_TIME})"),
+        indexer_free__up_to_k=(INDEX, f'(length > shape["k"]) * {INDEX}'),
         indexer_free=("index + chosen}", "chosen}", TIMES, TIMES.replace(f" - {INDEX_TIME}", ""))),
     *edits("Attention to the chosen keys is missing: the indexer alone was counted.",
         attention_missing=("index + chosen}", "index}", TIMES, TIMES.replace(f" - {CHOSEN_TIME}", ""))),

@@ -62,6 +62,11 @@ WRONG = {
     "positions_moved__last": wrong(("    def keys", "    last = min(last, key_length - 1)\n\n    def keys")),
     "never_whole": wrong((RETURN, "return begin, end, end, end")),
     "all_whole": wrong((RETURN, "return begin, begin, end, end")),
+    "ends_alone": wrong((RETURN, "whole_begin = min(begin + 1, end)\n"
+                                 "    return begin, whole_begin, max(whole_begin, end - 1), end")),
+    "ends_alone__where_bounded": wrong((
+        RETURN, "whole_begin = min(begin + (before is not None), end)\n"
+                "    return begin, whole_begin, max(whole_begin, end - (after is not None)), end")),
     "last_tile_included": wrong((RETURN, "return begin, whole_begin, max(whole_begin, whole_end - 1), "
                                          "max(begin, end - 1)")),
     # vllm#50776, sglang#34462: a test for every tile instead of a bound.

@@ -35,6 +35,7 @@ WRONG = {
     "indexer_halved": wrong((OF_INDEX, OF_INDEX.replace("2 * ", ""))),
     # ROCm/rocm-libraries#11881: the indexer is O(N²) still.
     "indexer_free": wrong((INDEX + " + ", ""), ("index * (length * (length + 1) // 2) + ", "")),
+    "indexer_free__up_to_k": wrong((INDEX, f"{INDEX} * (length > shape['k'])")),
     "indexer_free__in_flops": wrong((INDEX + " + ", "")),
     "indexer_free__in_crossover": wrong(("return index * (length * (length + 1) // 2) + ", "return ")),
     "attention_missing": wrong((" + " + CHOSEN, "")),
