@@ -192,7 +192,7 @@ CHANGES = (
         never_whole=("return begin, whole_begin, whole_end, end", "return begin, begin, begin, end")),
     *edits("All visited tiles were called whole, so none gets a mask. A tile needs one if a query does not see a key.",
         all_whole=("return begin, whole_begin, whole_end, end", "return begin, begin, end, end")),
-    *edits("Only the first and the last visited tile were taken for partial, and these always. A window may cut several "
+    *edits("Only the first and last visited tile were taken for partial, and these always. A window may cut several "
         "tiles on either side, or none where it begins with a tile. Ask which keys every query sees.",
         ends_alone=("-(-all_left // block), all_right // block", "begin + 1, end - 1"),
         ends_alone__where_bounded=("-(-all_left // block), all_right // block",
