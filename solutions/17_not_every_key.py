@@ -18,7 +18,7 @@ device = default_device()
 # - **transformers** has `sliding_window`, which counts the query's own key, as model cards do.
 # - **This course's library** takes the number of keys *before* the query's own.
 #
-# For a year transformers gave its own number to FlashAttention, and each query saw one key too many
+# Until August 2025 transformers gave its own number to FlashAttention, and each query saw one key too many
 # ([hf#39408](https://github.com/huggingface/transformers/issues/39408)). The text stayed fluent.
 
 # %%
