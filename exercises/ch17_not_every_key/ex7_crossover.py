@@ -1,0 +1,250 @@
+"""Exercise 17.7: what attention to chosen keys costs, and from which length on it pays."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from course_lib.checker import Case, Exercise, Mistake, edits, model_of
+from course_lib.checker.specification.contract import Contract, Level
+
+
+def counted(functions, name, *arguments):
+    """A call whose lines are counted: a loop over queries is told, and does not run for years. Its source is sent."""
+    import sys
+
+    lines = 0
+
+    def count(frame, event, argument):
+        nonlocal lines
+        lines += event == "line"
+        if lines > 20_000:
+            raise TimeoutError(f"more than 20,000 lines ran in {name}")
+        return count
+
+    traced = sys.gettrace()
+    sys.settrace(count)
+    try:
+        returned = functions[name](*arguments)
+    finally:
+        sys.settrace(traced)
+    if type(returned) is float and returned == returned // 1:
+        return f"{returned}, a float"
+    if type(returned) is not int and not (name == "crossover" and returned is None):
+        raise TypeError(f"{name} returned {returned!r}; asked for is a Python int")
+    if returned is None:
+        return "never"
+    return f"{returned:,}" if abs(returned) >= 2**62 else returned
+
+
+def pairs_of(length, most):
+    full = min(length, most)
+    return full * (full + 1) // 2 + (length - full) * full
+
+
+def parts_of(length, shape):
+    attended = 4 * shape["query_heads"] * shape["head_dim"]
+    scored = 2 * shape["index_heads"] * shape["index_dim"]
+    dense, window = attended * pairs_of(length, length), attended * pairs_of(length, shape["window"])
+    index, chosen = scored * pairs_of(length, length), attended * pairs_of(length, shape["k"])
+    return dense, window, index, chosen
+
+
+def flops_of(kind, length, shape):
+    dense, window, index, chosen = parts_of(length, shape)
+    return {"dense": dense, "window": window, "chosen": index + chosen}[kind]
+
+
+def gained(length, shape, rates):
+    dense, _, index, chosen = parts_of(length, shape)
+    dense_time = Fraction(dense) / Fraction(rates["dense"])
+    return dense_time - Fraction(index) / Fraction(rates["index"]) - Fraction(chosen) / Fraction(rates["chosen"])
+
+
+def crossover_of(shape, rates):
+    low, high = 0, 2**50
+    if gained(high, shape, rates) < 0:
+        return "never"
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if gained(middle, shape, rates) >= 0 else (middle, high)
+    return high
+
+
+def told(name, *arguments):
+    found = {"flops": flops_of, "crossover": crossover_of}[name](*arguments)
+    return f"{found:,}" if type(found) is int and abs(found) >= 2**62 else found
+
+
+V3 = {"query_heads": 128, "head_dim": 160, "index_heads": 64, "index_dim": 128, "window": 1024, "k": 2048}
+SMALL = {"query_heads": 2, "head_dim": 4, "index_heads": 1, "index_dim": 4, "window": 3, "k": 4}
+H200 = {"dense": 600e12, "index": 900e12, "chosen": 300e12}
+TIE = {"dense": 1, "index": 2, "chosen": 1}
+
+
+def cost_cases(draw):
+    length = draw.integer(3000, 60_000)
+    flops = [
+        Case(f"{kind}, {name}", ("flops", kind, length, shape), "flops", counted)
+        for name, length, shape in (
+            ("6 tokens", 6, SMALL), ("1 token", 1, SMALL), ("3 tokens, a window of 3", 3, SMALL), ("no token", 0, V3),
+            ("4 tokens, k = 4", 4, SMALL), (f"{length:,} tokens of DeepSeek-V3.2", length, V3),
+            ("2⁴⁰ tokens of DeepSeek-V3.2", 2**40, V3), ("a window of 1, k = 1", 77, {**V3, "window": 1, "k": 1}),
+        )
+        for kind in ("dense", "window", "chosen")
+    ]  # fmt: skip
+    few, slow = {**V3, "index_heads": 1}, H200 | {"index": 9e13}
+    crossovers = {
+        "DeepSeek-V3.2, assumed rates": (V3, H200),
+        "the same, 4 heads in the indexer": ({**V3, "index_heads": 4}, H200),
+        "k = 1": ({**few, "k": 1}, H200),
+        "the indexer is dearer than dense attention: never": ({**V3, "head_dim": 32}, slow),
+        "the indexer alone takes just as long as dense: never": ({**SMALL, "index_heads": 4}, TIE | {"index": 1}),
+        "an indexer that takes just less than dense": ({**SMALL, "index_heads": 15, "query_heads": 8},
+            {"dense": 2.0**40, "index": 2.0**40, "chosen": 2.0**39}),
+        "chosen keys are faster at once": (few, {"dense": 1e14, "index": 9e14, "chosen": 3e14}),
+        "just as long up to k": ({**SMALL, "index_heads": 4}, {"dense": 1, "index": 2, "chosen": 2}),
+        "both take just as long at one length": ({**SMALL, "index_heads": 2, "k": 6}, TIE | {"index": 1}),
+        "chosen keys run at a tenth of the rate": (V3, {"dense": 6e14, "index": 6e14, "chosen": 6e13}),
+    }  # fmt: skip
+    return flops + [Case(name, ("crossover", *args), "crossover", counted) for name, args in crossovers.items()]
+
+
+def rough_parts(length, shape):
+    """Without the triangle at the beginning and the diagonal."""
+    dense, _, index, _ = parts_of(length, shape)
+    share = Fraction(length, length + 1)
+    return dense * share, 0, index * share, 4 * shape["query_heads"] * shape["head_dim"] * length * shape["k"]
+
+
+def made_flops(draw, *, kind, length, window, k, heads):
+    sizes = {"query_heads": heads, "head_dim": draw.choice((1, 24, 192)), "index_dim": draw.choice((1, 32, 128))}
+    return "flops", kind, length, {**sizes, "index_heads": draw.integer(1, 9), "window": window, "k": k}
+
+
+def made_crossover(draw, *, index_heads, k, index, chosen):
+    shape = {"query_heads": 16, "head_dim": 96, "index_heads": index_heads, "index_dim": 64, "window": 50, "k": k}
+    dense = float(draw.integer(10**14, 10**15))  # and so no two times are almost equal
+    return "crossover", shape, {"dense": dense, "index": dense * index + 1001.0, "chosen": dense / chosen + 11.0}
+
+
+CONTRACTS = (
+    Contract(
+        made_flops,
+        choices={"kind": ("dense", "window", "chosen"), "length": (1, 2, 63, 64, 65, 300, 2**40),
+                 "window": (1, 64, 299), "k": (1, 64, 301), "heads": (1, 12)},
+        says={"kind": '"dense", "window" or "chosen"', "length": "0 to 2⁴⁰", "k": "at least 1"}, most=9, entry="flops",
+        driver=counted,
+    ),
+    Contract(
+        made_crossover,
+        choices={"index_heads": (1, 8, 60), "k": (1, 7, 2048),
+                 "index": (Level(0.5, "an indexer at half the rate"), Level(1.6, "an indexer at 1.6 times the rate")),
+                 "chosen": (Level(1.0, "chosen at the same rate"), Level(6.0, "chosen at a sixth of the rate"))},
+        says={"k": "at least 1"}, entry="crossover", driver=counted, most=6,
+    ),
+)  # fmt: skip
+DENSE, INDEX = "attended * pairs_of(length, length)", "scored * pairs_of(length, length)"
+CHOSEN, WINDOW = 'attended * pairs_of(length, shape["k"])', 'attended * pairs_of(length, shape["window"])'
+INDEX_TIME, CHOSEN_TIME = 'Fraction(index) / Fraction(rates["index"])', 'Fraction(chosen) / Fraction(rates["chosen"])'
+ATTENDED, SCORED = '4 * shape["query_heads"] * shape["head_dim"]', '2 * shape["index_heads"] * shape["index_dim"]'
+RAMP, TIMES = "full * (full + 1) // 2 + (length - full) * full", f"dense_time - {INDEX_TIME} - {CHOSEN_TIME}"
+TRIANGLE = (
+    "The first queries were counted with a full window, or with k keys. Query t has only t + 1: the sum of "
+    "min(t + 1, most) begins with a triangle."
+)
+SHARED = (
+    *edits("Every query was counted with all keys, those behind it too. Query t sees t + 1 keys: together length · "
+        "(length + 1) / 2.",
+        not_causal=(DENSE, "attended * length * length", INDEX, "scored * length * length"),
+        not_causal__dense=(DENSE, "attended * length * length"), not_causal__index=(INDEX, "scored * length * length")),
+    *edits(TRIANGLE, triangle_forgotten=(WINDOW, 'attended * length * min(length, shape["window"])',
+        CHOSEN, 'attended * length * min(length, shape["k"])'),
+        triangle_forgotten__all=(RAMP, "length * full"),
+        triangle_forgotten__chosen=(CHOSEN, 'attended * length * min(length, shape["k"])')),
+    *edits("A query's own key was not counted: query t sees t + 1 keys, and not t.",
+        own_key_missing=("full * (full + 1) // 2", "full * (full - 1) // 2")),
+    *edits("Attention's FLOPs are half of what they should be. A pair costs 2 · head_dim for the score and as many for "
+        "the value, in each head.", half_the_flops=(ATTENDED, ATTENDED.replace("4", "2"))),
+    *edits("The indexer's FLOPs were counted twice. It has scores alone, and no values: 2 · index_dim for each head.",
+        indexer_with_values=(SCORED, SCORED.replace("2", "4"))),
+    *edits("The indexer's FLOPs are half of what they should be: a multiply-add is two.",
+        indexer_halved=(SCORED, SCORED.replace("2 *", "1 *"))),
+    *edits("The indexer is missing, or was counted as running beside attention. It scores every key that a query sees, "
+        "in short prompts too.", indexer_free__beside=(TIMES, f"dense_time - max({INDEX_TIME}, {CHOSEN_TIME})"),
+        indexer_free__up_to_k=(INDEX, f'(length > shape["k"]) * {INDEX}'),
+        indexer_free=("index + chosen}", "chosen}", TIMES, TIMES.replace(f" - {INDEX_TIME}", ""))),
+    *edits("Attention to the chosen keys is missing: the indexer alone was counted.",
+        attention_missing=("index + chosen}", "index}", TIMES, TIMES.replace(f" - {CHOSEN_TIME}", ""))),
+    *edits("The indexer was counted for the chosen keys alone. To choose them it scores all that the query may see.",
+        indexer_of_the_chosen=(INDEX, 'scored * pairs_of(length, shape["k"])')),
+    *edits("The indexer was counted with attention's heads or dimension. It has index_heads heads of index_dim.",
+        indexer_of_attention=(SCORED, '2 * shape["query_heads"] * shape["head_dim"]'),
+        indexer_of_attention__heads=(SCORED, '2 * shape["query_heads"] * shape["index_dim"]'),
+        indexer_of_attention__dimension=(SCORED, '2 * shape["index_heads"] * shape["head_dim"]')),
+    *edits("Only the last query was counted. All queries of the prompt are: add up the keys that each one sees.",
+        last_query_alone=(RAMP, "full")),
+)  # fmt: skip
+OF_FLOPS = (
+    *edits(TRIANGLE, triangle_forgotten__window=(WINDOW, 'attended * length * min(length, shape["window"])')),
+    *edits("A length shorter than the window, or than k, has no query with so many keys: take min(length, most).",
+        shorter_than_the_window=("min(length, most)", "most")),
+    *edits("The window was counted without the query's own key. In this chapter `window` counts it.",
+        window_without_itself=('shape["window"])', 'shape["window"] + 1)')),
+    *edits("The window has one key too few. `window` counts all keys that a query sees, its own included.",
+        window_too_short=('shape["window"])', 'shape["window"] - 1)')),
+    *edits("`window` and `k` were exchanged.", window_for_k=('shape["k"]', 'shape["window"]', 'shape["window"]',
+        'shape["k"]'), window_for_k__in_chosen=('shape["k"]', 'shape["window"]')),
+)  # fmt: skip
+OF_CROSSOVER = (
+    *edits(TRIANGLE, triangle_forgotten__crossover=("_, index, chosen = parts_of", "_, index, chosen = rough_parts")),
+    *edits("", asked_before=("gained(high, shape, rates) < 0",
+        f'Fraction({SCORED}) / Fraction(rates["index"]) >= Fraction({ATTENDED}) / Fraction(rates["dense"])')),
+    *edits("FLOPs were compared, or all at one rate. Each part runs at a rate of its own: compare times.",
+        one_rate=('rates["index"]', "1", 'rates["chosen"]', "1", 'rates["dense"]', "1")),
+    *edits("The indexer's time was computed at the rate of attention: it is index FLOPs / rates[\"index\"].",
+        index_at_another_rate=('rates["index"]', 'rates["dense"]'),
+        index_at_another_rate__chosen=('rates["index"]', 'rates["chosen"]')),
+    *edits("The chosen keys' time was computed at another rate: it is their FLOPs / rates[\"chosen\"].",
+        chosen_at_another_rate=('rates["chosen"]', 'rates["dense"]'),
+        chosen_at_another_rate__index=('rates["chosen"]', 'rates["index"]')),
+    *edits("A length at which both take equally long was left out. Chosen keys do not take longer there.",
+        equal_left_out=("rates) >= 0", "rates) > 0", "rates) < 0", "rates) <= 0")),
+    *edits("The length is one too small: chosen keys still take longer there.",
+        one_too_small=("return high", "return low"), one_too_small__not_0=("return high", "return max(low, 1)")),
+    *edits("The length is one too large: chosen keys don't take longer one token earlier.",
+        one_too_large=("return high", "return high + 1")),
+    *edits("No length up to k was considered. If chosen keys are at a faster rate, they may pay from 1 token on.",
+        not_before_k=("return high", 'return max(high, shape["k"])'),
+        not_before_k__behind=("return high", 'return max(high, shape["k"] + 1)')),
+)  # fmt: skip
+PARTS = (pairs_of, parts_of, flops_of, gained, crossover_of)
+
+EXERCISE = Exercise(
+    id="17.7", title="From which length choosing pays", entries=("flops", "crossover"), cases=cost_cases,
+    oracle=told, contracts=CONTRACTS,
+    models=(
+        model_of(told, SHARED + OF_FLOPS, PARTS, entry="flops"),
+        model_of(told, SHARED + OF_CROSSOVER, PARTS, (rough_parts,), entry="crossover"),
+    ),
+    mistakes=(
+        Mistake("query_by_query", "A loop runs through queries or lengths one by one, and there may be 2⁴⁰. A sum of "
+            "min(t + 1, most) is a triangle and a rectangle, and a length can be found by halving.", first=True,
+            when=lambda case, seen, got: seen.error is not None and "20,000 lines ran" in seen.error.text),
+        Mistake("a_float", "A number of FLOPs or tokens is a float, which keeps 53 bits alone. Use Python's whole "
+            "numbers, and // where you divide.", first=True,
+            when=lambda case, seen, got: isinstance(got, str) and got.endswith("a float")),
+        Mistake("never_not_told", "A length was returned though there is none from which chosen keys never take "
+            "longer. If the indexer's time for a pair is as long as that of dense attention, return None.",
+            when=lambda case, seen, got: "never" in case.name and type(got) is int),
+    ),
+    hints=(
+        "Write a function for the sum of min(t + 1, most) over t = 0 … length - 1 first. With full = min(length, most) "
+        "it is full · (full + 1) / 2 + (length - full) · full.",
+        "dense: 4 · query_heads · head_dim for each of the sums with most = length. window and the chosen keys: the "
+        "same with most = window or k. The indexer: 2 · index_heads · index_dim with most = length.",
+        "As the length grows, chosen keys can only go from slower to faster, never back. So double a length until they "
+        "do not take longer, and then halve the interval between that and the one before.",
+        "They never catch up if the indexer alone takes, for a pair, as long as dense attention or longer: "
+        "2 · index_heads · index_dim / rates[\"index\"] ≥ 4 · query_heads · head_dim / rates[\"dense\"].",
+    ),
+)  # fmt: skip
