@@ -137,7 +137,7 @@ GRADIENT_CONTRACT = Contract(
     most=12,
 )  # fmt: skip
 
-ONCE, LARGEST = "weights.sum(0) + sink", "torch.maximum(lses.amax(0), sinks)"
+ONCE, LARGEST, SINK = "weights.sum(0) + sink", "torch.maximum(lses.amax(0), sinks)", "torch.exp(sinks - reference)"
 KEYS_ALONE = "torch.where(weights.sum(0) == 0, 1.0, weights.sum(0))"
 LSE_OF_KEYS = f"torch.where(lses.amax(0) == -INF, -INF, reference + torch.log({KEYS_ALONE}))"
 SAME_BASE = "Log-sum-exps are natural, and so are the sinks: the sink's weight is exp(sink - reference)."
@@ -172,7 +172,7 @@ CHANGES = (
         "them and the sink.", measured_from_the_sink=(LARGEST, "sinks.expand_as(lses[0])"),
         measured_from_the_sink__guarded=(LARGEST, "sinks.expand_as(lses[0])", LSE,
         "torch.where(total == 0, -INF, reference + torch.log(divisor))")),
-    *edits(f"The sink's weight has another base. {SAME_BASE}", sink_in_base_2=("torch.exp(sinks - reference)", "torch.exp2(sinks - reference)"),
+    *edits(f"The sink's weight has another base. {SAME_BASE}", sink_in_base_2=(SINK, "torch.exp2(sinks - reference)"),
         sink_in_base_2__multiplied=(READ, f"{READ}\nsinks = sinks / LN_2"),
         sink_in_base_2__divided=(READ, f"{READ}\nsinks = sinks * LN_2")),
     *edits("All weights are powers of 2. " + SAME_BASE, weighed_in_base_2=("torch.exp(", "torch.exp2("),
@@ -180,7 +180,7 @@ CHANGES = (
     *edits("The sink was divided by √head_dim, as a score is. It is a logit already.",
         sink_scaled=(READ, f"{READ}\nsinks = sinks * outputs.shape[-1] ** -0.5")),
     *edits("The sink's own number was added to the sum of the weights. Its weight is exp(sink - reference).",
-        sink_without_exp=("torch.exp(sinks - reference)", "torch.where(sinks == -INF, 0.0, sinks)")),
+        sink_without_exp=(SINK, "torch.where(sinks == -INF, 0.0, sinks)")),
     *edits("The sink was given a value, so the output holds more than the keys' share of their average. The sink takes "
         "its share of the weights and adds nothing to the numerator.",
         sink_has_a_value=(OUTPUT, f"((weights[..., None] * outputs).sum(0) + sink[..., None]){DIVISION}"),
