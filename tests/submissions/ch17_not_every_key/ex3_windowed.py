@@ -60,7 +60,8 @@ WRONG = {
         BEGIN, BEGIN.replace(") //", ") + BLOCK_N - 1) //").replace("tl.max", "(tl.max")
     ),
     "ends_too_soon": kernel(END, END.replace(" + BLOCK_M", "")),
-    "begins_before_key_0": kernel(BEGIN, "(first_query + key_length - query_length - window + 1) // BLOCK_N * BLOCK_N"),
+    "out_of_bounds__before_key_0": kernel("tl.maximum(first_query + key_length - query_length - window + 1, 0)",
+        "(first_query + key_length - query_length - window + 1)"),
     # A row that sees nothing of its first tile.
     "empty_tile_nan": kernel(GUARD, "new_max"),
     # A maximum that starts at a finite number (flashinfer-ai/flashinfer#4267).
@@ -119,16 +120,16 @@ def grouped_kernel(
     while start < stop:
         key = start + tl.arange(0, N)
         live = key < stop
-        at = batch * skb + key_head * skh + key * skl
-        tile = tl.load(k + at[:, None] + d[None, :], mask=live[:, None], other=0.0)
+        here = batch * skb + key_head * skh + key * skl
+        tile = tl.load(k + here[:, None] + d[None, :], mask=live[:, None], other=0.0)
         s = tl.dot(x, tl.trans(tile), input_precision="ieee") * scale
         ahead = position[:, None] - key[None, :]
         s = tl.where((ahead >= 0) & (ahead < window) & live[None, :], s, float("-inf"))
         new = tl.maximum(m, tl.max(s, 1))
         base = tl.where(new == float("-inf"), 0.0, new)
         p, old = tl.exp(s - base[:, None]), tl.exp(m - base)
-        at = batch * svb + key_head * svh + key * svl
-        tile = tl.load(v + at[:, None] + d[None, :], mask=live[:, None], other=0.0)
+        here = batch * svb + key_head * svh + key * svl
+        tile = tl.load(v + here[:, None] + d[None, :], mask=live[:, None], other=0.0)
         acc = acc * old[:, None] + tl.dot(p.to(tile.dtype), tile, input_precision="ieee")
         l = l * old + tl.sum(p, 1)
         m = new
