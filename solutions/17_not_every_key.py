@@ -117,8 +117,7 @@ best_window_attention = check("17.3", window_attention).best
 # If the keys are split, each split hands over its own log-sum-exp and its average, without the sink. The merge adds
 # the sink, once. The sink takes the share $p = e^{s - L}$ of a row. Its gradient follows from that: if $s$ grows by a
 # little $\epsilon$, then $O$ loses $\epsilon\, p\, O$. So $\partial\,\text{loss} / \partial s = -\sum p \cdot
-# \text{rowsum}(O \circ dO)$, summed over the rows. Your merge must be right for sinks of $\pm 10^4$ too, which a
-# training run that goes astray does produce.
+# \text{rowsum}(O \circ dO)$, summed over the rows.
 
 
 # %%

@@ -100,7 +100,7 @@ def sink_cases(draw):
         merged("sinks near 10⁴", sinks=at(1e4)),
         merged("log-sum-exps near -20,000, no sink", level=-2e4, sinks=no_sink),
         derived("one row, one head", rows=1, heads=1),
-        derived("five rows, three heads", rows=5, heads=3),
+        derived("five rows, three heads, bfloat16", rows=5, heads=3, dtype=torch.bfloat16),
         derived("no sink, and a row that saw no key", blind=True, sinks=no_sink),
     ]
 
