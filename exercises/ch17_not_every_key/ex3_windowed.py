@@ -214,6 +214,7 @@ CHANGES = (
     *edits("The last, partly filled tile of queries was never computed: round the grid up, triton.cdiv(query_length, "
         "BLOCK_M).", query_tail_unwritten=("-(-query_length // BLOCK)", "query_length // BLOCK"),
         query_tail_unwritten__but_one_tile=("-(-query_length // BLOCK)", "max(1, query_length // BLOCK)")),
+    *edits(told.KEYS_AS_VALUES, keys_used_as_values=("visible, value_tile", "visible, key_tile")),
     *(row for name in TENSORS for axis, of in enumerate(AXES) for row in edits(
         f"`{name}` is read as if each {of} began where the one before ends, or all with the first one. It begins "
         f"{name}.stride({axis}) elements further.", **{

@@ -75,6 +75,7 @@ WRONG = {
     "not_all_programs__sequences": kernel("query_heads, batch)\n", "query_heads, 1)\n"),
     "query_tail_unwritten": kernel("triton.cdiv(query_length, 64)", "query_length // 64"),
     "query_tail_unwritten__but_one_tile": kernel("triton.cdiv(query_length, 64)", "max(1, query_length // 64)"),
+    "keys_used_as_values": kernel("tl.load(value_pointer + value_offsets", "tl.load(key_pointer + key_offsets"),
     # log2(e) multiplied into the scores although the exponential is natural (flagos-ai/FlagGems#424 is of its kind).
     "natural_exp": kernel("tl.exp2(", "tl.exp("),
     "log2e_missing": kernel("math.log2(math.e) / math.sqrt", "1 / math.sqrt"),
