@@ -16,7 +16,7 @@ from course_lib.checker.notebook.shown import Shown
 from course_lib.checker.notebook.store import ASIDE, Standing, progress_file
 from course_lib.checker.specification import catalog, cells
 from course_lib.checker.specification.errors import CourseError
-from course_lib.checker.specification.exercise import Exercise
+from course_lib.checker.specification.exercise import Exercise, chapter_of
 
 
 def check(exercise: str, *answers: Any, seed: int | None = None) -> Verdict:
@@ -210,10 +210,10 @@ def progress() -> Shown:
     """Where you stand: each chapter that you began, and what is open next in it; what you predicted; how to hand in
     what is done."""
     standings, known = progress_file().standings(), catalog.exercises()
-    chapters = dict.fromkeys(task.chapter for task in known.values())
+    chapters = dict.fromkeys(map(chapter_of, known))
     begun: dict[str, list[tuple[Exercise, Standing]]] = {}
     lines, rows = [], []
-    for number in dict.fromkeys(task.chapter for task in known.values() if task.id in standings):
+    for number in dict.fromkeys(chapter_of(identity) for identity in known if identity in standings):
         chapter = catalog.chapter(number)
         core, deeper = (
             [(known[identity], standings.get(identity, Standing())) for identity in identities]

@@ -10,6 +10,7 @@ import math
 import re
 import sys
 import types
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,28 +30,48 @@ def exercise_files() -> dict[str, Path]:
     return {f"{chapter}.{number}": found[chapter, number, name] for chapter, number, name in sorted(found)}
 
 
-@functools.cache
-def exercises() -> dict[str, Exercise]:
-    """Every exercise by id, in the order of chapters.
+class Described(Mapping[str, Exercise]):
+    """Exercises by id, in the order of chapters. One is imported when it is asked for: all of them take seconds.
 
-    Raises:
-        CourseError: a file holds another exercise than its name says, or has a number that an exercise had before.
+    Raises a CourseError when an exercise is asked for whose file holds another one than its name says, or whose number
+    an exercise had before.
     """
-    if str(ROOT) not in sys.path:
-        sys.path.insert(0, str(ROOT))
-    found: dict[str, Exercise] = {}
-    for identity, path in exercise_files().items():
-        found[identity] = importlib.import_module(f"exercises.{path.parent.name}.{path.stem}").EXERCISE
-        if found[identity].id != identity:
-            raise CourseError(
-                f"{path.relative_to(ROOT)} describes exercise {found[identity].id}; by its name it is {identity}."
-            )
+
+    def __init__(self, files: dict[str, Path]):
+        self.files = files
+        self.one = functools.cache(self._import)
+
+    def __getitem__(self, identity: str) -> Exercise:
+        return self.one(identity)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __contains__(self, identity: object) -> bool:
+        return identity in self.files
+
+    def _import(self, identity: str) -> Exercise:
+        path = self.files[identity]
+        if str(ROOT) not in sys.path:
+            sys.path.insert(0, str(ROOT))
+        found = importlib.import_module(f"exercises.{path.parent.name}.{path.stem}").EXERCISE
+        if found.id != identity:
+            raise CourseError(f"{path.relative_to(ROOT)} describes exercise {found.id}; by its name it is {identity}.")
         if identity in MOVED:
             raise CourseError(
                 f"{path.relative_to(ROOT)} has the number of an exercise that is {MOVED[identity]} now. Take a number "
                 "that no exercise ever had, because answers that were kept under this one count for the other."
             )
-    return found
+        return found
+
+
+@functools.cache
+def exercises() -> Mapping[str, Exercise]:
+    """Every exercise by id, in the order of chapters."""
+    return Described(exercise_files())
 
 
 def exercise(identity: str) -> Exercise:

@@ -20,6 +20,11 @@ from course_lib.checker.specification.requirements import Requirement
 from course_lib.checker.specification.seen import Seen
 
 
+def chapter_of(identity: str) -> str:
+    """The chapter of exercise "3.2" in two digits, as in file names: "03"."""
+    return f"{int(identity.split('.')[0]):02d}"
+
+
 @dataclass(frozen=True)
 class Mistake:
     """A mistake that shows in what a run did, such as its launches, bytes and errors, and not in its numbers alone.
@@ -134,7 +139,7 @@ class Exercise:
     @property
     def chapter(self) -> str:
         """Two digits, as in file names: "03"."""
-        return f"{int(self.id.split('.')[0]):02d}"
+        return chapter_of(self.id)
 
     def oracle_for(self, case: Case) -> Callable:
         """The oracle that answers this case."""
