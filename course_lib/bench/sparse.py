@@ -1,0 +1,208 @@
+"""`python -m course_lib bench sparse`: block lists, a decode step with a window, and chosen keys, in one run.
+
+Three tables in 16-bit floats, medians of repeated runs with the L2 cache flushed before each, in short turns of all
+columns in changing order.
+
+    block lists    beside FlexAttention on the same mask, and full attention over everything: milliseconds
+    a window       one query token against a long paged cache, of which it sees the last keys: microseconds, beside a
+                   cache that holds no more than these keys, and the whole cache
+    chosen keys    the indexer's scores, the choice, and attention over the list, beside attention over all keys
+
+Steps of decode and forwards are replayed CUDA graphs. Figures go to sparse.json, in the course's bench folder.
+"""
+
+import datetime
+import functools
+import json
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from course_lib.bench.attention import LARGEST_DIFFERENCE, clocks, compiled_flex_attention
+from course_lib.hardware.device import machine, supports_bfloat16
+from course_lib.hardware.graphs import captured
+from course_lib.hardware.timing import measure_together
+from course_lib.home import course_home
+from course_lib.kernels.attention.operator import attention
+from course_lib.kernels.decode.tiles import decode_plan
+from course_lib.kernels.decode.workspace import decode_workspace
+from course_lib.kernels.paged.attention import paged_decode_attention
+from course_lib.kernels.sparse.attention import block_sparse_attention
+from course_lib.kernels.sparse.block_lists import block_lists
+from course_lib.kernels.sparse.choose import choose_keys
+from course_lib.kernels.sparse.indexer import index_scores
+from course_lib.kernels.sparse.listed import listed_decode_attention
+
+SECONDS_PER_FIGURE = 0.2
+LENGTH, HEADS, HEAD_DIM, BLOCK = 16384, 16, 128, 128
+QUERY_HEADS, KEY_HEADS, PAGE_SIZE = 32, 8, 16
+CONTEXT, WINDOW, CHOSEN = 131072, 4096, 2048
+INDEX_HEADS = 64
+
+
+def sixteen_bits() -> torch.dtype:
+    return torch.bfloat16 if supports_bfloat16() else torch.float16
+
+
+@functools.cache
+def one_in_eight() -> torch.Tensor:
+    """Bool [tiles, tiles]: one tile in eight, drawn, and each row's own."""
+    tiles = LENGTH // BLOCK
+    drawn = torch.rand(tiles, tiles, device="cuda", generator=torch.Generator("cuda").manual_seed(0)) < 1 / 8
+    return drawn | torch.eye(tiles, dtype=torch.bool, device="cuda")
+
+
+def drawn_tiles(batch, head, query, key):
+    return one_in_eight()[query // BLOCK, key // BLOCK]
+
+
+def causal(batch, head, query, key):
+    return query >= key
+
+
+def window(batch, head, query, key):
+    return (query >= key) & (query - key < WINDOW // 4)
+
+
+MASKS = {"one tile in eight": drawn_tiles, "causal": causal, "window 1024": window}
+
+
+def timed(calls: dict[str, Callable], reference: torch.Tensor | None = None) -> dict[str, dict]:
+    """{column: {"us"} or {"missing"}}; each call gives a tensor, which must be near the reference, or the first."""
+    results: dict[str, dict] = {}
+    ready = {}
+    for name, call in calls.items():
+        try:
+            found = call().float().clone()
+        except (RuntimeError, ValueError) as error:  # what this machine or this PyTorch lacks
+            results[name] = {"missing": str(error).strip().splitlines()[0][:120]}
+            continue
+        reference = found if reference is None else reference
+        difference = ((found - reference).norm() / reference.norm()).item()
+        results[name] = {"difference": difference}
+        if not difference < LARGEST_DIFFERENCE:
+            results[name] = {"missing": f"wrong: differs by {difference:.1e}"}
+            continue
+        ready[name] = call
+    timings = measure_together(ready, seconds=SECONDS_PER_FIGURE) if ready else {}
+    for name, timing in timings.items():
+        results[name]["us"] = timing.median * 1e6
+    return results
+
+
+def with_block_lists(mask: Callable, backward: bool) -> dict[str, dict]:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    torch.compiler.reset()
+    compiled_flex_attention.cache_clear()
+    shape = 1, HEADS, LENGTH, HEAD_DIM
+    inputs = [torch.randn(shape, device="cuda", dtype=sixteen_bits()).requires_grad_(backward) for _ in range(3)]
+    gradient = torch.randn_like(inputs[0])
+    lists = block_lists(mask, LENGTH, LENGTH, device=torch.device("cuda"))
+    flex_mask = create_block_mask(mask, None, None, LENGTH, LENGTH, device="cuda", BLOCK_SIZE=BLOCK)
+    columns = {
+        "flex": lambda *inputs: compiled_flex_attention()(*inputs, block_mask=flex_mask),
+        "block lists": lambda query, key, value: block_sparse_attention(query, key, value, lists),
+    }
+    calls: dict[str, Callable] = {}
+    for name, attend in columns.items():
+        if backward:
+            output = attend(*inputs)
+            grad = functools.partial(torch.autograd.grad, output, inputs, gradient, retain_graph=True)
+            calls[name] = lambda grad=grad: torch.cat([tensor.flatten() for tensor in grad()])
+        else:
+            calls[name] = captured(functools.partial(attend, *inputs))
+    results = timed(calls)
+    if not backward:
+        everything = captured(functools.partial(attention, *inputs))
+        results["all tiles"] = timed({"all tiles": everything})["all tiles"]
+    return results
+
+
+def paged_cache(batch: int, context: int):
+    """(query, key pages, value pages, tables, lengths): pages in random order, full."""
+    blocks = context // PAGE_SIZE
+    pool = batch * blocks, KEY_HEADS, PAGE_SIZE, HEAD_DIM
+    keys, values = (torch.randn(pool, device="cuda", dtype=sixteen_bits()) for _ in range(2))
+    tables = torch.randperm(batch * blocks, device="cuda").to(torch.int32).view(batch, blocks)
+    query = torch.randn(batch, QUERY_HEADS, HEAD_DIM, device="cuda", dtype=sixteen_bits())
+    return query, keys, values, tables, torch.full((batch,), context, dtype=torch.int32, device="cuda")
+
+
+def a_step(query, keys, values, tables, lengths, longest: int, **options) -> Callable:
+    batch, query_heads, head_dim = query.shape
+    splits = decode_plan(query, KEY_HEADS, longest).splits
+    given = {"output": torch.empty_like(query), "workspace": decode_workspace(batch, query_heads, head_dim, splits)}
+    return captured(
+        lambda: paged_decode_attention(query, keys, values, tables, lengths, validate=False, **given, **options)
+    )
+
+
+def with_a_window(batch: int) -> dict[str, dict]:
+    query, keys, values, tables, lengths = paged_cache(batch, CONTEXT)
+    last = tables[:, -WINDOW // PAGE_SIZE :].contiguous()
+    results = timed({
+        "these keys alone": a_step(query, keys, values, last, torch.full_like(lengths, WINDOW), WINDOW),
+        "window": a_step(query, keys, values, tables, lengths, WINDOW, window=WINDOW - 1),
+    })  # fmt: skip
+    return results | timed({"all keys": a_step(query, keys, values, tables, lengths, CONTEXT)})
+
+
+def with_chosen_keys(batch: int) -> dict[str, dict]:
+    query, keys, values, tables, lengths = paged_cache(batch, CONTEXT)
+    small = torch.randn(batch, 1, INDEX_HEADS, HEAD_DIM, device="cuda", dtype=sixteen_bits())
+    weights = torch.rand(batch, 1, INDEX_HEADS, device="cuda")
+    index_keys = torch.randn(batch, CONTEXT, HEAD_DIM, device="cuda", dtype=sixteen_bits())
+    scores = index_scores(small, weights, index_keys)
+    chosen = choose_keys(scores, CHOSEN)
+    results: dict[str, dict] = {}
+    for name, call in {
+        "scores": lambda: index_scores(small, weights, index_keys),
+        "the choice": lambda: choose_keys(scores, CHOSEN),
+        "over the list": lambda: listed_decode_attention(query, keys, values, tables, lengths, chosen, validate=False),
+        "all keys": a_step(query, keys, values, tables, lengths, CONTEXT),
+    }.items():
+        results |= timed({name: captured(call) if name != "all keys" else call})
+    return results
+
+
+def measured_tables():
+    for name, mask in MASKS.items():
+        yield f"{name}, forward", with_block_lists(mask, backward=False)
+        yield f"{name}, backward", with_block_lists(mask, backward=True)
+    for batch in (1, 64):
+        yield f"decode, batch {batch}, window {WINDOW:,} of {CONTEXT:,}", with_a_window(batch)
+    for batch in (1, 16):
+        yield f"decode, batch {batch}, {CHOSEN:,} keys of {CONTEXT:,}", with_chosen_keys(batch)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print the tables; returns the exit status."""
+    if machine().tier == "none":
+        print("bench sparse needs an NVIDIA GPU: in the interpreter a kernel's time says nothing about it.")
+        return 0
+    warnings.filterwarnings("ignore", module="torch")
+    torch.manual_seed(0)
+    before, table = clocks(), {}
+    for name, results in measured_tables():
+        table[name] = results
+        cells = [f"{column} {result['us']:,.1f} µs" if "us" in result else f"{column}: {result['missing']}"
+                 for column, result in results.items()]  # fmt: skip
+        print(f"{name:<46}{'   '.join(cells)}", flush=True)
+        torch.cuda.empty_cache()
+    this = machine()
+    record = {
+        "gpu": this.gpu_name,
+        "date": datetime.date.today().isoformat(),
+        "torch": torch.__version__,
+        "triton": this.triton,
+        "clocks_before": before,
+        "clocks_after": clocks(),
+        "tables": table,
+    }
+    folder = course_home() / "bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "sparse.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    print(f"\nFigures, versions and clocks: {folder / 'sparse.json'}")
+    return 0
