@@ -35,9 +35,9 @@ def gather_from_query_list(key, value, queries, gradients, numbers_of_rows, tile
     log_sum_exps, deltas = numbers_of_rows
     count, indices, numbers = tile_list
     steps = count * PIECES
-    tile, number = load_entry(indices, numbers, 0, steps, PIECES)
+    tile, number = load_entry(indices, numbers, 0, steps, PIECES, MASKED)
     for step in tl.range(0, steps):
-        next_tile, next_number = load_entry(indices, numbers, step + 1, steps, PIECES)
+        next_tile, next_number = load_entry(indices, numbers, step + 1, steps, PIECES, MASKED)
         piece = step % PIECES * BLOCK_M
         start = tile * QUERY_ROWS + piece
         rows = start + tl.arange(0, BLOCK_M)
@@ -99,7 +99,7 @@ def listed_key_gradients_kernel(
     for member in tl.range(0, heads_per_key_head):
         head = key_head * heads_per_key_head + member
         row = batch * list_batch_stride + head * list_head_stride + first_key // KEY_ROWS
-        full = list_of_row((full_counts_pointer, full_indices_pointer, None), row, places)
+        full = list_of_row((full_counts_pointer, full_indices_pointer, full_indices_pointer), row, places)
         partial = list_of_row((partial_counts_pointer, partial_indices_pointer, partial_masks_pointer), row, places)
         queries = query_pointer + batch * query_batch_stride + head * query_head_stride, query_stride
         gradients = gradient_pointer + batch * gradient_batch_stride + head * gradient_head_stride, gradient_stride

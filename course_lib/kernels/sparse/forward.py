@@ -37,9 +37,9 @@ def attend_to_list(query, keys, values, tile_list, masks, place, key_length, sof
     count, indices, numbers = tile_list
     running_max, running_sum, accumulator = softmax_state
     steps = count * PIECES
-    tile, number = load_entry(indices, numbers, 0, steps, PIECES)
+    tile, number = load_entry(indices, numbers, 0, steps, PIECES, MASKED)
     for step in tl.range(0, steps):
-        next_tile, next_number = load_entry(indices, numbers, step + 1, steps, PIECES)
+        next_tile, next_number = load_entry(indices, numbers, step + 1, steps, PIECES, MASKED)
         piece = step % PIECES * BLOCK_N
         start = tile * KEY_ROWS + piece
         key_tile = load_rows(keys, start, key_length, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
@@ -83,7 +83,7 @@ def listed_tiles_kernel(
 
     row = batch * list_batch_stride + head * list_head_stride + first_query // QUERY_ROWS
     places = tl.cdiv(key_length, KEY_ROWS)
-    full = list_of_row((full_counts_pointer, full_indices_pointer, None), row, places)
+    full = list_of_row((full_counts_pointer, full_indices_pointer, full_indices_pointer), row, places)
     partial = list_of_row((partial_counts_pointer, partial_indices_pointer, partial_masks_pointer), row, places)
     place = first_query % QUERY_ROWS
     query = load_rows(queries, first_query, query_length, HEAD_DIM, BLOCK_M, BLOCK_D, MASKED=True)

@@ -17,27 +17,28 @@ LIST_TYPES: dict[str, str | None] = {**dict.fromkeys(LIST_NAMES, "*i32"), "masks
 
 @triton.jit
 def list_of_row(lists, row, length):
-    """The list of a row of tiles, out of (counts, indices, masks' numbers or None), with `length` places a row.
+    """The list of a row of tiles, out of (counts, indices, masks' numbers), with `length` places a row.
 
-    Returns the count, and the pointers to its indices and its masks' numbers.
+    Returns the count, and the pointers to its indices and its masks' numbers. Full tiles have no masks: their indices
+    stand in for the numbers, which nobody reads.
     """
     counts, indices, numbers = lists
     place = row.to(tl.int64) * length
-    if numbers is not None:
-        numbers += place
-    return tl.load(counts + row), indices + place, numbers
+    return tl.load(counts + row), indices + place, numbers + place
 
 
 @triton.jit
-def load_entry(indices, numbers, step, steps, PIECES: tl.constexpr):
+def load_entry(indices, numbers, step, steps, PIECES: tl.constexpr, MASKED: tl.constexpr):
     """(tile, number of its mask) at a step of a list whose entries take PIECES steps each; 0 beyond the last step.
+
+    Without MASKED the number means nothing.
 
     Kernels ask for the next step's entry before they work on this one's: were the address of a tile known in its own
     iteration only, Triton would keep one tile in flight, whatever num_stages says.
     """
     tile = tl.load(indices + step // PIECES, mask=step < steps, other=0)
     number = tile
-    if numbers is not None:
+    if MASKED:
         number = tl.load(numbers + step // PIECES, mask=step < steps, other=0)
     return tile, number
 
