@@ -45,37 +45,34 @@ def sixteen_bits() -> torch.dtype:
     return torch.bfloat16 if supports_bfloat16() else torch.float16
 
 
-@functools.cache
-def one_in_eight() -> torch.Tensor:
-    """Bool [tiles, tiles]: one tile in eight, drawn, and each row's own."""
+def one_in_eight() -> Callable:
+    """A mask of tiles: one in eight, drawn, and each row's own."""
     tiles = LENGTH // BLOCK
     drawn = torch.rand(tiles, tiles, device="cuda", generator=torch.Generator("cuda").manual_seed(0)) < 1 / 8
-    return drawn | torch.eye(tiles, dtype=torch.bool, device="cuda")
+    kept = drawn | torch.eye(tiles, dtype=torch.bool, device="cuda")
+    return lambda batch, head, query, key: kept[query // BLOCK, key // BLOCK]
 
 
-def drawn_tiles(batch, head, query, key):
-    return one_in_eight()[query // BLOCK, key // BLOCK]
+def causal() -> Callable:
+    return lambda batch, head, query, key: query >= key
 
 
-def causal(batch, head, query, key):
-    return query >= key
+def window() -> Callable:
+    return lambda batch, head, query, key: (query >= key) & (query - key < WINDOW // 4)
 
 
-def window(batch, head, query, key):
-    return (query >= key) & (query - key < WINDOW // 4)
+MASKS = {"one tile in eight": one_in_eight, "causal": causal, "window 1024": window}
 
 
-MASKS = {"one tile in eight": drawn_tiles, "causal": causal, "window 1024": window}
-
-
-def timed(calls: dict[str, Callable], reference: torch.Tensor | None = None) -> dict[str, dict]:
-    """{column: {"us"} or {"missing"}}; each call gives a tensor, which must be near the reference, or the first."""
+def timed(prepare: dict[str, Callable[[], Callable]]) -> dict[str, dict]:
+    """{column: {"us"} or {"missing"}}, of what each prepares: a call that gives a tensor, all of them the same one."""
     results: dict[str, dict] = {}
-    ready = {}
-    for name, call in calls.items():
+    ready, reference = {}, None
+    for name, prepared in prepare.items():
         try:
+            call = prepared()
             found = call().float().clone()
-        except (RuntimeError, ValueError) as error:  # what this machine or this PyTorch lacks
+        except (RuntimeError, ValueError, AssertionError) as error:  # what this machine or this PyTorch lacks
             results[name] = {"missing": str(error).strip().splitlines()[0][:120]}
             continue
         reference = found if reference is None else reference
@@ -105,18 +102,18 @@ def with_block_lists(mask: Callable, backward: bool) -> dict[str, dict]:
         "flex": lambda *inputs: compiled_flex_attention()(*inputs, block_mask=flex_mask),
         "block lists": lambda query, key, value: block_sparse_attention(query, key, value, lists),
     }
-    calls: dict[str, Callable] = {}
-    for name, attend in columns.items():
-        if backward:
-            output = attend(*inputs)
-            grad = functools.partial(torch.autograd.grad, output, inputs, gradient, retain_graph=True)
-            calls[name] = lambda grad=grad: torch.cat([tensor.flatten() for tensor in grad()])
-        else:
-            calls[name] = captured(functools.partial(attend, *inputs))
-    results = timed(calls)
+
+    def prepared(attend):
+        if not backward:
+            return captured(functools.partial(attend, *inputs))
+        output = attend(*inputs)
+        return lambda: torch.cat(
+            [tensor.flatten() for tensor in torch.autograd.grad(output, inputs, gradient, retain_graph=True)]
+        )
+
+    results = timed({name: functools.partial(prepared, attend) for name, attend in columns.items()})
     if not backward:
-        everything = captured(functools.partial(attention, *inputs))
-        results["all tiles"] = timed({"all tiles": everything})["all tiles"]
+        results |= timed({"all tiles": lambda: captured(functools.partial(attention, *inputs))})
     return results
 
 
@@ -134,9 +131,8 @@ def a_step(query, keys, values, tables, lengths, longest: int, **options) -> Cal
     batch, query_heads, head_dim = query.shape
     splits = decode_plan(query, KEY_HEADS, longest).splits
     given = {"output": torch.empty_like(query), "workspace": decode_workspace(batch, query_heads, head_dim, splits)}
-    return captured(
-        lambda: paged_decode_attention(query, keys, values, tables, lengths, validate=False, **given, **options)
-    )
+    step = functools.partial(paged_decode_attention, query, keys, values, tables, lengths, validate=False, **given)
+    return lambda: captured(functools.partial(step, **options))
 
 
 def with_a_window(batch: int) -> dict[str, dict]:
@@ -156,21 +152,21 @@ def with_chosen_keys(batch: int) -> dict[str, dict]:
     index_keys = torch.randn(batch, CONTEXT, HEAD_DIM, device="cuda", dtype=sixteen_bits())
     scores = index_scores(small, weights, index_keys)
     chosen = choose_keys(scores, CHOSEN)
+    listed = functools.partial(listed_decode_attention, query, keys, values, tables, lengths, chosen, validate=False)
     results: dict[str, dict] = {}
     for name, call in {
-        "scores": lambda: index_scores(small, weights, index_keys),
-        "the choice": lambda: choose_keys(scores, CHOSEN),
-        "over the list": lambda: listed_decode_attention(query, keys, values, tables, lengths, chosen, validate=False),
-        "all keys": a_step(query, keys, values, tables, lengths, CONTEXT),
+        "scores": functools.partial(index_scores, small, weights, index_keys),
+        "the choice": functools.partial(choose_keys, scores, CHOSEN),
+        "over the list": listed,
     }.items():
-        results |= timed({name: captured(call) if name != "all keys" else call})
-    return results
+        results |= timed({name: functools.partial(captured, call)})
+    return results | timed({"all keys": a_step(query, keys, values, tables, lengths, CONTEXT)})
 
 
 def measured_tables():
     for name, mask in MASKS.items():
-        yield f"{name}, forward", with_block_lists(mask, backward=False)
-        yield f"{name}, backward", with_block_lists(mask, backward=True)
+        yield f"{name}, forward", with_block_lists(mask(), backward=False)
+        yield f"{name}, backward", with_block_lists(mask(), backward=True)
     for batch in (1, 64):
         yield f"decode, batch {batch}, window {WINDOW:,} of {CONTEXT:,}", with_a_window(batch)
     for batch in (1, 16):
