@@ -45,6 +45,8 @@ KINDS = {
     "GQA": QUICKER,
     "heads of 64": dataclasses.replace(QUICKER, query_heads=2, key_heads=1, head_dim=64),
     "MLA": with_latent(QUICKER, Latent(latent_dim=32, rope_dim=16, nope_dim=16, value_dim=32)),
+    "window": dataclasses.replace(QUICKER, sliding_window=64),
+    "window and sink": dataclasses.replace(QUICKER, sliding_window=64, sinks=True),
 }
 
 
