@@ -10,7 +10,7 @@
 # make test-all   everything, whole, for a release or a night: an hour. It writes tests/proven.json, too
 # make test-gpu   what needs an NVIDIA GPU: the device's tests, the notebooks on it, the benchmarks
 # make notebooks  notebooks/ built from solutions/
-# make weights    the small models trained again, in three minutes of one core: what lies in course_lib/models/data/
+# make weights    the small models trained again, in four minutes of one core: what lies in course_lib/models/data/
 # make site       the course as pages, in build/site/pages: each chapter run without a GPU, as given and solved; of those
 #                 that have not changed what they gave is kept. CHAPTER=04 runs only that one
 # make bench      the benchmarks; BENCH="name ..." picks some

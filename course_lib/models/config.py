@@ -72,6 +72,9 @@ class ModelConfig:
         latent: the sizes of latent attention, or None for keys and values in the cache. With it every query head has a
             key of its own, made of the latent: key_heads is query_heads, and head_dim is nope_dim + rope_dim.
             `with_latent` sets all three.
+        sliding_window: keys that a position sees in every layer, its own among them; None for all before it. (The
+            functions' argument `window` counts those before the position's own.)
+        sinks: whether each query head has a learned score that joins its softmax and has no value, as in gpt-oss.
 
     Raises a ValueError that names the argument when sizes do not fit together.
     """
@@ -90,6 +93,8 @@ class ModelConfig:
     latent: Latent | None = None
     rotary_divisors: tuple[float, ...] | None = None
     normed_heads: bool = False
+    sliding_window: int | None = None
+    sinks: bool = False
 
     def __post_init__(self):
         sizes = ("vocabulary", "layers", "width", "query_heads", "key_heads", "head_dim", "hidden", "context")
@@ -116,6 +121,10 @@ class ModelConfig:
             )
         if self.normed_heads and self.latent is not None:
             raise ValueError("normed_heads is True; with a latent there are no keys to normalise, so it must be False.")
+        if self.sliding_window is not None:
+            check_sizes(self, ("sliding_window",))
+        if self.latent is not None and (self.sliding_window is not None or self.sinks):
+            raise ValueError("latent is given; latent attention has neither a sliding_window nor sinks.")
         for name in ("rotary_base", "norm_epsilon"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a positive number.")
@@ -127,9 +136,10 @@ class ModelConfig:
 
     @property
     def attention_parameters(self) -> int:
-        """Elements of the projections of one block's attention, and with a latent of its norm."""
+        """Elements of the projections of one block's attention, of its sinks, and with a latent of its norm."""
         if self.latent is None:
-            return 2 * self.width * (self.query_heads + self.key_heads) * self.head_dim
+            sinks = self.query_heads if self.sinks else 0
+            return 2 * self.width * (self.query_heads + self.key_heads) * self.head_dim + sinks
         latent = self.latent
         queries_and_output = self.width * self.query_heads * (latent.head_dim + latent.value_dim)
         expansions = latent.latent_dim * self.query_heads * (latent.nope_dim + latent.value_dim)

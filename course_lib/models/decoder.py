@@ -9,6 +9,9 @@ functions it is given:
     Decoder(config, attention=your_own)                     # your_own(query, key, value, causal=True)
     Decoder(config, glue=FUSED)                             # the course's fused kernels, from course_lib.models.glue
 
+A config with a sliding_window or with sinks has its attention called with `window` (keys before a position's own) and
+`sink` [query_heads] besides, and so is `attend` below, which hands them on. Without them nobody has to take them.
+
 A config with a latent makes its attention multi-head latent attention: `course_lib.models.latent`.
 
 A decoder asks four things of a cache, and any object that answers them will do; those of the course are in
@@ -51,6 +54,8 @@ class Attention(nn.Module):
             self.query_norm = RMSNorm(config.head_dim, config.norm_epsilon)
             self.key_norm = RMSNorm(config.head_dim, config.norm_epsilon)
         self.normed_heads = config.normed_heads
+        self.window = None if config.sliding_window is None else config.sliding_window - 1  # keys before the own
+        self.sink = nn.Parameter(torch.zeros(config.query_heads)) if config.sinks else None
 
     def heads(self, projected: torch.Tensor) -> torch.Tensor:
         """[batch, tokens, heads * head_dim] -> [batch, heads, tokens, head_dim], a view."""
@@ -63,11 +68,13 @@ class Attention(nn.Module):
             query, key = self.query_norm(query), self.key_norm(key)
         query = rotate(query, cosine, sine)  # [batch, query_heads, tokens, head_dim]
         key = rotate(key, cosine, sine)  # [batch, key_heads, tokens, head_dim]
+        options = {"window": self.window, "sink": self.sink}
+        options = {name: value for name, value in options.items() if value is not None}
         if cache is None:
-            attended = attention(query, key, value, causal=True)
+            attended = attention(query, key, value, causal=True, **options)
         else:
             cache.append(layer, key, value)
-            attended = cache.attend(layer, query)
+            attended = cache.attend(layer, query, **options)
         return self.output(attended.transpose(1, 2).flatten(2))
 
 

@@ -3,7 +3,7 @@
     model = trained_model("tiny")
     print(complete(model, "Alice was ", 200))
 
-`make weights` trains all of them again, in some three minutes of one core, and writes the files. Each holds the recipe
+`make weights` trains all of them again, in some four minutes of one core, and writes the files. Each holds the recipe
 that made it (the model's shape, the steps, the rates, the text), so weights that no longer fit the code are refused.
 """
 
@@ -28,7 +28,7 @@ from course_lib.models.tiny import TINY, tiny_text
 from course_lib.models.training import BATCH, MATRIX_RATE, OTHER_RATE, STEPS, WARM_UP, train_tiny_model
 
 DATA = Path(__file__).resolve().parent / "data"
-AGAIN = "`make weights` trains the small models again, in some three minutes."
+AGAIN = "`make weights` trains the small models again, in some four minutes."
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ EIGHT_HEADS = dataclasses.replace(TINY, layers=2, query_heads=8, key_heads=8, he
 RECIPES = {
     "tiny": Recipe(TINY, STEPS, whole_text=True),  # chapter 05's, and every finale's
     "8 heads": Recipe(EIGHT_HEADS, 150),  # whose heads chapter 07 merges
-    **{name: Recipe(config, 200) for name, config in KINDS.items()},  # chapters 11 and 12
+    **{name: Recipe(config, 200) for name, config in KINDS.items()},  # chapters 11, 12 and 17
 }
 
 

@@ -123,9 +123,9 @@ class FirstLayers:
         """Store what the new tokens leave in a layer."""
         self._of(layer).append(layer, key, value)
 
-    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, query: torch.Tensor, **options) -> torch.Tensor:
         """Attention of the new tokens over all that the layer holds."""
-        return self._of(layer).attend(layer, query)
+        return self._of(layer).attend(layer, query, **options)
 
     def advance(self, new_tokens: int) -> None:
         """Count the new tokens."""

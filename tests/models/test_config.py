@@ -26,9 +26,9 @@ def test_a_preset_has_the_parameters_that_were_released(name):
     assert PRESETS[name].parameters == PUBLISHED[name]
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_count_of_parameters_is_that_of_the_decoder(tied):
-    config = dataclasses.replace(SMALL, tied=tied)
+@pytest.mark.parametrize("options", [{}, {"tied": True}, {"sinks": True}], ids=str)
+def test_the_count_of_parameters_is_that_of_the_decoder(options):
+    config = dataclasses.replace(SMALL, **options)
     assert sum(parameter.numel() for parameter in Decoder(config).parameters()) == config.parameters
 
 
@@ -56,6 +56,7 @@ def test_the_cache_counts_what_a_cache_reserves():
         ({"layers": 0}, "layers"),
         ({"width": 2.5}, "width"),
         ({"rotary_base": 0.0}, "rotary_base"),
+        ({"sliding_window": 0}, "sliding_window"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(wrong, name):

@@ -104,16 +104,18 @@ class KVCache(OneLength):
         self.keys[layer, :, :, self.length : end] = key
         self.values[layer, :, :, self.length : end] = value
 
-    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, query: torch.Tensor, **options) -> torch.Tensor:
         """Causal attention of the tokens just appended over all stored ones.
 
-        query: [batch, query_heads, new_tokens, head_dim]; the last query stands at the last stored token. Returns
-        query's shape.
+        query: [batch, query_heads, new_tokens, head_dim]; the last query stands at the last stored token. Options are
+        the functions' own. Returns query's shape.
         """
         end = self.length + query.shape[2]
         if self.decode is not None and query.shape[2] == 1:
-            return self.decode(query[:, :, 0], self.keys[layer], self.values[layer], self.ends(1))[:, :, None]
-        return self.attention(query, self.keys[layer, :, :, :end], self.values[layer, :, :, :end], causal=True)
+            caches = self.keys[layer], self.values[layer]
+            return self.decode(query[:, :, 0], *caches, self.ends(1), **options)[:, :, None]
+        keys, values = self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+        return self.attention(query, keys, values, causal=True, **options)
 
     def _check_new_tokens(self, key, value) -> int:
         batch, key_heads, _, head_dim = self.keys.shape[1:]
@@ -126,6 +128,15 @@ class KVCache(OneLength):
         if key.shape != value.shape:
             raise ValueError(f"value has shape {tuple(value.shape)}; it must be that of key, {tuple(key.shape)}.")
         return key.shape[2]
+
+
+def refuse_window(config: ModelConfig, who: str) -> None:
+    """Raise a ValueError when a model's windows or sinks meet something that would attend without them."""
+    if config.sliding_window is not None or config.sinks:
+        raise ValueError(
+            f"config.sliding_window is {config.sliding_window} and config.sinks is {config.sinks}; {who} attends to "
+            "all keys and knows no sinks. Use stream with a KVCache or SequencePages instead."
+        )
 
 
 def refuse_latent(config: ModelConfig, cache: str, instead: str) -> None:

@@ -16,7 +16,7 @@ from course_lib.kernels.decode.append import append_to_pages
 from course_lib.kernels.paged.attention import paged_decode_attention
 from course_lib.kernels.paged.prefill import paged_prefill_attention
 from course_lib.models.config import ModelConfig
-from course_lib.serving.caches.contiguous import refuse_latent
+from course_lib.serving.caches.contiguous import refuse_latent, refuse_window
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class RaggedPages:
         device: torch.device | str = "cpu",
     ):
         refuse_latent(config, "RaggedPages", "LatentPages")
+        refuse_window(config, "RaggedPages")
         shape = (config.layers, pages, config.key_heads, page_size, config.head_dim)
         self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
         self.page_size, self.kernels, self.device = page_size, kernels, torch.device(device)

@@ -20,7 +20,7 @@ class Step(NamedTuple):
 
     positions: torch.Tensor  # int64 [batch], where each token stands in its sequence
     slots: torch.Tensor  # int64 [batch], where it goes: page · page_size + place
-    tables: torch.Tensor  # int32 [batch, columns], each sequence's pages in order; -1 behind them
+    tables: torch.Tensor  # int32 [batch, columns], each sequence's pages in order; -1 behind them, and given back
     ends: torch.Tensor  # int32 [batch], tokens of each sequence, this one included
 
 
@@ -126,12 +126,21 @@ class InPages(Sequences):
     Args:
         pages, page_size: of the pool, and tokens in a page.
         allocator, slot_mapping: as in `course_lib.serving.caches.sequences.SequencePages`.
+        kept: how many tokens a later query sees, its own among them; pages before them are given back. None: all.
     """
 
-    def __init__(self, pages: int, page_size: int, allocator, slot_mapping: Callable, device: torch.device | str):
+    def __init__(
+        self,
+        pages: int,
+        page_size: int,
+        allocator,
+        slot_mapping: Callable,
+        device: torch.device | str,
+        kept: int | None = None,
+    ):
         super().__init__(device)
         self.allocator = BlockAllocator(pages, page_size) if allocator is None else allocator
-        self.page_size, self._slot_mapping = page_size, slot_mapping
+        self.page_size, self._slot_mapping, self._kept = page_size, slot_mapping, kept
         self._given: Step | None = None  # of a view: the tensors that it reads
         self._moved: tuple | None = None  # slots, tables and ends of the run on the device, once they are asked for
 
@@ -165,7 +174,7 @@ class InPages(Sequences):
         return self._given is None and super().prompt
 
     def table(self, sequence: Hashable) -> list[int]:
-        """The pages of a sequence, in the order of its tokens."""
+        """The pages of a sequence, in the order of its tokens; -1 for one that was given back."""
         return [int(page) for page in self.allocator.table(sequence)]
 
     def held(self) -> dict[int, tuple[Hashable, int]]:
@@ -174,7 +183,15 @@ class InPages(Sequences):
             page: (name, min(self.page_size, max(0, length - first * self.page_size)))
             for name, length in self.lengths.items()
             for first, page in enumerate(self.table(name))
+            if page >= 0
         }
+
+    def advance(self, new_tokens: int) -> None:
+        """The run is over. Pages that no query behind it can see are given back, if the cache was made so."""
+        if self._kept is not None and self._given is None:
+            for name in self._names:
+                self.allocator.give_back(name, max(0, self.lengths[name] + 1 - self._kept))  # the next stands at length
+        super().advance(new_tokens)
 
     def free(self, sequence: Hashable) -> None:
         """Give back the pages of a sequence."""

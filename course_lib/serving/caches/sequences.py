@@ -26,14 +26,14 @@ class AttentionToKeys(Sequences):
 
     attention: Callable
 
-    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
-        """query: [batch, query_heads, new_tokens, head_dim]. Returns the same shape."""
+    def attend(self, layer: int, query: torch.Tensor, **options) -> torch.Tensor:
+        """query: [batch, query_heads, new_tokens, head_dim]; options of the functions. Returns the same shape."""
         if self.prompt:
-            return self.attention(query, *self._fresh, causal=True)
-        return self._decode(layer, query[:, :, 0].contiguous())[:, :, None]
+            return self.attention(query, *self._fresh, causal=True, **options)
+        return self._decode(layer, query[:, :, 0].contiguous(), **options)[:, :, None]
 
     @abstractmethod
-    def _decode(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+    def _decode(self, layer: int, query: torch.Tensor, **options) -> torch.Tensor:
         """query: [batch, query_heads, head_dim]; its token's key and value were handed to `_store`. The same shape."""
 
 
@@ -75,9 +75,10 @@ class SequenceRows(InRows, AttentionToKeys):
         if self.prompt:  # a later token is stored by the step
             self._append(key, value, self.keys[layer, self._rows], self.values[layer, self._rows], self._past)
 
-    def _decode(self, layer, query):
+    def _decode(self, layer, query, **options):
         key, value = (fresh[:, :, 0].contiguous() for fresh in self._fresh)  # [batch, key_heads, head_dim]
-        return self._step(query, key, value, self.keys[layer, self._rows], self.values[layer, self._rows], self._past)
+        caches = self.keys[layer, self._rows], self.values[layer, self._rows]
+        return self._step(query, key, value, *caches, self._past, **options)
 
 
 class SequencePages(InPages, AttentionToKeys):
@@ -96,6 +97,11 @@ class SequencePages(InPages, AttentionToKeys):
             head_dim], int32 block_tables [batch, max_blocks] and lengths [batch]. Exercise 6.5 asks for as many query
             heads as KV heads; `models.plugged.each_member` makes this of it.
         attention: for prompts, as in `KVCache`.
+        drop: behind each run give back the pages that no later query can see; for a model with a sliding_window. Their
+            table entries become -1, and `decode` must not read them. Of a window of W keys a step needs at most
+            ceil((W - 1) / page_size) + 1 pages: the W keys begin in one, and the other W - 1 fill no more than so many
+            behind it. A prompt is stored whole first. The allocator needs `give_back(sequence, before)` as
+            `BlockAllocator` has it.
     """
 
     def __init__(
@@ -111,8 +117,11 @@ class SequencePages(InPages, AttentionToKeys):
         attention: Callable = torch_attention,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        drop: bool = False,
     ):
-        super().__init__(pages, page_size, allocator, slot_mapping, device)
+        if drop and config.sliding_window is None:
+            raise ValueError("drop is True and config.sliding_window is None: later queries see every page.")
+        super().__init__(pages, page_size, allocator, slot_mapping, device, config.sliding_window if drop else None)
         refuse_latent(config, "SequencePages", "LatentPages")
         shape = (config.layers, pages, config.key_heads, page_size, config.head_dim)
         # Uninitialised on purpose: nothing may depend on what no token was written to.
@@ -124,9 +133,9 @@ class SequencePages(InPages, AttentionToKeys):
         slots, _, _ = self._on_device()
         self._append(key, value, self.keys[layer], self.values[layer], slots)
 
-    def _decode(self, layer, query):
+    def _decode(self, layer, query, **options):
         _, tables, ends = self._on_device()
-        return self._decode_pages(query, self.keys[layer], self.values[layer], tables, ends)
+        return self._decode_pages(query, self.keys[layer], self.values[layer], tables, ends, **options)
 
     @property
     def memory(self):
@@ -152,6 +161,7 @@ class SteppedPages(SequencePages):
         if self.prompt:  # a later token is stored by the step
             super()._store(layer, key, value)
 
-    def _decode(self, layer, query):
+    def _decode(self, layer, query, **options):
         key, value = (fresh[:, :, 0].contiguous() for fresh in self._fresh)  # [batch, key_heads, head_dim]
-        return self._decode_pages(query, key, value, *self._on_device(), self.keys[layer], self.values[layer])
+        pools = self.keys[layer], self.values[layer]
+        return self._decode_pages(query, key, value, *self._on_device(), *pools, **options)

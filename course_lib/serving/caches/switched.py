@@ -47,6 +47,8 @@ class GuessedPages(SequencePages):
     """
 
     def __init__(self, config: ModelConfig, pages: int, page_size: int, *, verify: Callable | None, **options):
+        if options.get("drop"):
+            raise ValueError("drop is True; a query behind forgotten guesses may see pages that were given back.")
         super().__init__(config, pages, page_size, **options)
         self._verify = verify
 
@@ -64,13 +66,13 @@ class GuessedPages(SequencePages):
         """Forget what stands from position `length` on. The pages stay the sequence's, for the next tokens."""
         self.lengths[0] = length
 
-    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, query: torch.Tensor, **options) -> torch.Tensor:
         """query: [1, query_heads, new_tokens, head_dim]. Returns the same shape."""
         if self._verify is None or self.prompt or query.shape[2] == 1:
-            return super().attend(layer, query)
+            return super().attend(layer, query, **options)
         _, tables, ends = self._on_device()
         rows = query.transpose(1, 2).contiguous()  # [1, new_tokens, query_heads, head_dim]
-        return self._verify(rows, self.keys[layer], self.values[layer], tables, ends).transpose(1, 2)
+        return self._verify(rows, self.keys[layer], self.values[layer], tables, ends, **options).transpose(1, 2)
 
     def _reserve(self, sequences, new_tokens):
         room = self.allocator.length(0) if 0 in self.lengths else 0  # what was taken for guesses is there still

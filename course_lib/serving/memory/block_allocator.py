@@ -29,6 +29,7 @@ class _Sequence:
     length: int = 0
     key: bytes = b""  # of the last full block: the hash of all tokens in full blocks
     tail: list[int] = field(default_factory=list)  # the tokens behind the last full block
+    given_back: int = 0  # how many blocks at the head are -1
 
 
 class BlockAllocator:
@@ -78,7 +79,7 @@ class BlockAllocator:
         return self.reserved_slots - sum(room.values())
 
     def table(self, sequence: Hashable) -> list[int]:
-        """The blocks of a sequence, in the order of its tokens."""
+        """The blocks of a sequence, in the order of its tokens; -1 for those given back."""
         return list(self._state(sequence).blocks)
 
     def length(self, sequence: Hashable) -> int:
@@ -160,8 +161,25 @@ class BlockAllocator:
         state = self._state(parent)
         if child in self._sequences:
             raise ValueError(f"There is a sequence {child!r} already; a child needs a name of its own.")
-        blocks = [self.pool.share(block) for block in state.blocks]
-        self._sequences[child] = _Sequence(blocks, state.length, state.key, list(state.tail))
+        gone = state.given_back
+        blocks = state.blocks[:gone] + [self.pool.share(block) for block in state.blocks[gone:]]
+        self._sequences[child] = _Sequence(blocks, state.length, state.key, list(state.tail), gone)
+
+    def give_back(self, sequence: Hashable, before: int) -> None:
+        """A sequence no longer needs its tokens before position `before`: the blocks that hold no other are given back.
+
+        Their entries in its table become -1. A block that another sequence holds stays with that one.
+
+        Raises:
+            UnknownSequence: no such sequence.
+            ValueError: `before` is none of its positions, nor its length.
+        """
+        state = self._state(sequence)
+        if not 0 <= before <= state.length:
+            raise ValueError(f"before is {before}; sequence {sequence!r} has {state.length} tokens.")
+        for index in range(state.given_back, before // self.block_size):
+            self.pool.release(state.blocks[index])
+            state.blocks[index], state.given_back = -1, index + 1
 
     def free(self, sequence: Hashable) -> None:
         """Give back all blocks of a sequence; those that others hold stay with them.
@@ -173,7 +191,8 @@ class BlockAllocator:
         """
         if sequence not in self._sequences:
             raise DoubleFree(f"Sequence {sequence!r} holds no blocks: it was freed before, or never added.")
-        for block in reversed(self._sequences.pop(sequence).blocks):
+        state = self._sequences.pop(sequence)
+        for block in reversed(state.blocks[state.given_back :]):
             self.pool.release(block)
 
     # ------------------------------------------------------------------------------------------- inside
