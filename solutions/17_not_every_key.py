@@ -722,13 +722,76 @@ draw_block_lists((distance >= 0) & ((distance < 12) | (positions[None, :] < 3)),
 #
 # - **Why two lists?** PyTorch's documentation says that leaving the mask away in full tiles is worth about 15 % for a
 #   causal mask ([BlockMask](https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html)).
-# - **Lists are made for one length and one block size.** The last tile of a text may be incomplete, and then it is not
-#   full. Lists of a longer text gave wrong results for a shorter one
+# - **Lists are made for one length and one block size.** Lists of a longer text gave wrong results for a shorter one
 #   ([attention-gym#34](https://github.com/meta-pytorch/attention-gym/issues/34)); today PyTorch refuses them
 #   ([pytorch#141625](https://github.com/pytorch/pytorch/pull/141625)).
 # - **Making lists costs time.** If the mask depends on the data, it is made for every layer and step. On a GB200
 #   FlashInfer's `plan()` took 1.3 to 2.7 ms for each mask
 #   ([flashinfer#4554](https://github.com/flashinfer-ai/flashinfer/issues/4554)).
+
+# %% [markdown]
+# **Lists of a mask.** All lists of one kind form a table. Row $i$ of `full` begins with the tiles of keys that tile $i$
+# of queries visits without a mask, in ascending order. `full_counts[i]` says how many they are, and −1 stands behind
+# them. The table is as wide as the longest list could be.
+#
+# What about a tile that the end of the text cuts? All of its pairs that exist may be visible, and yet the kernel needs
+# a mask there, because its loads would reach beyond the tensor. So it is never full.
+#
+# The transpose needs no mask, as it follows from a table and its counts alone. What stands behind a count is to be
+# ignored, because a table may be used again for another text without being cleared. The backward pass transposes the
+# full tiles and the partial ones separately.
+
+# %%
+# Exercise 17.5 · Block lists, and their transpose
+def block_lists(visible: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The lists of full and of partial tiles for each tile of `block` queries, a tile having `block` keys.
+
+    visible: bool [query_length, key_length], any lengths of at least 1 and any pattern; True where the query sees the
+        key.
+    block: at least 1. The last tile of the queries, and of the keys, may be cut by the end.
+    Returns: (full_counts, full, partial_counts, partial), int32: [query_tiles], [query_tiles, key_tiles] and the same
+    again, with query_tiles and key_tiles rounded up. A tile is full if it is not cut and all its block · block pairs
+    are visible; it is partial if it holds a visible pair and is not full. Row i of a list has the tiles of keys of tile
+    i of queries, ascending, and -1 from its count on.
+    """
+    # BEGIN SOLUTION
+    query_length, key_length = visible.shape
+    padded = F.pad(visible, (0, -key_length % block, 0, -query_length % block))  # with False
+    tiles = padded.unflatten(1, (-1, block)).unflatten(0, (-1, block))  # [query_tiles, block, key_tiles, block]
+    full, some = tiles.all(3).all(1), tiles.any(3).any(1)
+    lists = []
+    for chosen in (full, some & ~full):
+        counts = chosen.sum(1, keepdim=True)
+        order = chosen.int().argsort(dim=1, descending=True, stable=True)
+        order[torch.arange(order.shape[1], device=visible.device) >= counts] = -1
+        lists += [counts[:, 0].int(), order.int()]
+    return tuple(lists)
+    # END SOLUTION
+
+
+def transposed(counts: torch.Tensor, indices: torch.Tensor, key_tiles: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A list by tiles of keys: which tiles of queries visit each of them.
+
+    counts: int32 [query_tiles], how many tiles each tile of queries visits, which may be 0.
+    indices: int32 [query_tiles, width], with a width of at least the largest count and at least 1. Row i begins with
+        counts[i] different tiles of keys, ascending, each below key_tiles. Entries from the count on may hold anything.
+    key_tiles: at least 1.
+    Returns: (counts, indices), int32 [key_tiles] and [key_tiles, query_tiles]. Row j has the tiles of queries that
+    visit tile j of keys, ascending, and -1 from its count on.
+    """
+    # BEGIN SOLUTION
+    row, entry = (torch.arange(indices.shape[1], device=counts.device) < counts[:, None]).nonzero(as_tuple=True)
+    visited = torch.zeros(key_tiles, len(counts), dtype=torch.bool, device=counts.device)
+    visited[indices[row, entry].long(), row] = True
+    totals = visited.sum(1)
+    order = visited.int().argsort(dim=1, descending=True, stable=True)
+    order[torch.arange(len(counts), device=counts.device) >= totals[:, None]] = -1
+    return totals.int(), order.int()
+    # END SOLUTION
+
+
+# %%
+best_block_lists, best_transposed = check("17.5", block_lists, transposed).best
 
 # %% [markdown]
 # ## Choosing keys · deeper

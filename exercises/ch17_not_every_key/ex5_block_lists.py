@@ -1,0 +1,211 @@
+"""Exercise 17.5: the lists of full and partial tiles of a mask, and their transpose."""
+
+from __future__ import annotations
+
+import torch
+
+from course_lib.checker import Case, Exercise, edits, model_of
+from course_lib.checker.specification.contract import Contract, Level
+
+
+def listed(chosen):
+    """The counts of the rows of a bool matrix, and where they are True, ascending, -1 behind."""
+    counts = chosen.sum(1)
+    order = chosen.int().argsort(dim=1, descending=True, stable=True)
+    used = torch.arange(chosen.shape[1]) < counts[:, None]
+    return counts.int(), torch.where(used, order, -1).int()
+
+
+def lists_of(visible, block):
+    query_length, key_length = visible.shape
+    query_tiles, key_tiles = -(-query_length // block), -(-key_length // block)
+    padded = torch.zeros(query_tiles * block, key_tiles * block, dtype=torch.bool)
+    padded[:query_length, :key_length] = visible
+    tiles = padded.view(query_tiles, block, key_tiles, block).transpose(1, 2)
+    seen = tiles.sum((2, 3))
+    full = seen == block * block
+    partial = (seen > 0) & ~full
+    return *listed(full), *listed(partial)
+
+
+def transpose_of(counts, indices, key_tiles):
+    used = torch.arange(indices.shape[1]) < counts[:, None]
+    query_tile = torch.arange(len(counts))[:, None].expand(indices.shape)
+    visited = torch.zeros(len(counts), key_tiles, dtype=torch.bool)
+    visited[query_tile[used], indices[used].long()] = True
+    by_key = visited.T
+    return listed(by_key)
+
+
+def mask_of(draw, pattern, queries, keys):
+    query, key = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
+    if pattern == "causal":
+        return key <= query
+    if pattern == "window":
+        return (key <= query) & (key > query - 9)
+    if pattern == "kept":  # the first tokens, and a window
+        return (key <= query) & ((key < 3) | (key > query - 6))
+    if pattern == "documents":
+        ends = draw.integers(2, low=0, high=keys)
+        return (key <= query) & (torch.bucketize(key, ends.sort()[0]) == torch.bucketize(query, ends.sort()[0]))
+    if pattern == "sparse":
+        return draw.uniform(queries, keys) < 0.02
+    if pattern == "dense":
+        return draw.uniform(queries, keys) > 0.02
+    return torch.full((queries, keys), pattern == "all")
+
+
+def of_mask(draw, *, pattern, queries, keys, block):
+    return mask_of(draw, pattern, queries, keys), block
+
+
+def of_lists(draw, *, query_tiles, key_tiles, share, spare, rubbish):
+    """Lists of random tiles, with room for `spare` entries more than the longest needs, which hold what says nothing"""
+    counts, indices = listed(draw.uniform(query_tiles, key_tiles) < share)
+    width = max(1, int(counts.max()) + spare)
+    indices = torch.nn.functional.pad(indices, (0, spare + 1), value=-1)[:, :width].contiguous()
+    if rubbish is not None:
+        low, high = {"tile": (0, key_tiles), "far": (10**8, 2 * 10**9)}[rubbish]
+        unused = torch.arange(width) >= counts[:, None]
+        indices[unused] = draw.integers(query_tiles, width, low=low, high=high).int()[unused]
+    return counts, indices, key_tiles
+
+
+def list_cases(draw):
+    def lists(name, pattern, queries, keys, block):
+        return Case(name, of_mask(draw, pattern=pattern, queries=queries, keys=keys, block=block), "block_lists")
+
+    def transpose(name, query_tiles, key_tiles, share=0.4, spare=1, rubbish=None):
+        return Case(name, of_lists(draw, query_tiles=query_tiles, key_tiles=key_tiles, share=share, spare=spare,
+                                   rubbish=rubbish), "transposed")  # fmt: skip
+
+    return [
+        lists("causal, 12 × 12, tiles of 4", "causal", 12, 12, 4),
+        lists("all visible, 8 × 8, tiles of 4", "all", 8, 8, 4),
+        lists("nothing visible, 8 × 12", "none", 8, 12, 4),
+        lists("all visible, 10 × 14: the last tiles are cut", "all", 10, 14, 4),
+        lists("all visible, 8 × 14: the last keys are cut", "all", 8, 14, 4),
+        lists("all visible, 10 × 12: the last queries are cut", "all", 10, 12, 4),
+        lists("a window of 9 keys, 32 × 32", "window", 32, 32, 4),
+        lists("kept first tokens and a window, 32 × 32", "kept", 32, 32, 4),
+        lists("documents, 30 × 30, tiles of 3", "documents", 30, 30, 3),
+        lists("causal, 5 queries at the end of 23 keys", "causal", 5, 23, 4),
+        lists("few pairs, 40 × 40", "sparse", 40, 40, 8),
+        lists("a few pairs hidden, 40 × 40", "dense", 40, 40, 4),
+        lists("tiles of one pair", "causal", 5, 7, 1),
+        lists("a tile larger than the mask", "all", 5, 7, 16),
+        transpose("transposed: 4 tiles of queries, 6 of keys", 4, 6),
+        transpose("transposed: 5 tiles of queries, 5 of keys, mostly empty", 5, 5, 0.1),
+        transpose("transposed: 6 tiles of queries, 3 of keys, all visited", 6, 3, 1.0, 0),
+        transpose("transposed: no tile is visited", 3, 4, 0.0),
+        transpose("transposed: other tiles behind the count", 6, 6, rubbish="tile"),
+        transpose("transposed: any number behind the count", 6, 6, rubbish="far"),
+        transpose("transposed: one tile of keys", 5, 1),
+    ]
+
+
+OF_MASKS = Contract(
+    of_mask,
+    choices={
+        "pattern": tuple(Level(one, f"pattern {one}") for one in
+                         ("causal", "window", "kept", "documents", "sparse", "dense", "all", "none")),
+        "queries": (1, 2, 7, 16, 33, 65), "keys": (1, 2, 7, 16, 33, 65), "block": (1, 2, 3, 8, 16, 64),
+    },
+    says={"pattern": "any pattern", "queries": "any lengths of at least 1", "block": "at least 1"},
+    entry="block_lists", most=24,
+)  # fmt: skip
+OF_LISTS = Contract(
+    of_lists,
+    choices={
+        "query_tiles": (1, 2, 5, 17), "key_tiles": (1, 2, 5, 17), "share": (0.0, 0.1, 0.5, 1.0),
+        "spare": tuple(Level(n, f"{n} entries more than needed") for n in (0, 1, 20)),
+        "rubbish": (Level(None, "-1 behind"), Level("tile", "tiles behind"), Level("far", "anything behind")),
+    },
+    says={"query_tiles": "[query_tiles, width]", "spare": "at least the largest count", "rubbish": "may hold anything",
+          "share": "which may be 0"},
+    entry="transposed", most=20,
+)  # fmt: skip
+
+PADDED, PAIRS, ENTRIES = "torch.zeros(query_tiles * block, key_tiles * block", "block * block", "used, order, -1"
+QUERIES = "(query_length - block * torch.arange(query_tiles)).clamp(max=block)[:, None]"
+KEYS = "(key_length - block * torch.arange(key_tiles)).clamp(max=block)"
+CUT = (
+    "A tile that the end of the queries or keys cuts was called full, because all pairs that exist are visible. A "
+    "full tile is visited without a mask, so it must have all its block · block pairs (pytorch#159247, #160861)."
+)
+ORDER, BY_COUNT = "argsort(dim=1, descending=True, stable=True)", "torch.arange(indices.shape[1]) < counts[:, None]"
+CORNER = "tiles[..., 0, 0].int() + tiles[..., 0, -1] + tiles[..., -1, 0] + tiles[..., -1, -1]"
+OF_BOTH = (
+    *edits("Entries behind the count are not -1. Of each row only the first `count` entries are tiles.",
+        unused_not_marked=(ENTRIES, "used, order, order"), unused_not_marked__0=(ENTRIES, "used, order, 0"),
+        unused_not_marked__columns=(ENTRIES, f"used, order, {'chosen.shape[1]'}")),
+    *edits("A row's tiles are not in ascending order.",
+        not_ascending=(ORDER, "flip(1).argsort(dim=1, descending=True, stable=True).mul(-1).add(chosen.shape[1] - 1)")),
+    *edits("A row's tiles are not moved to its front: entry j is tile j or -1. Sort, or count them with a cumsum.",
+        not_moved_to_the_front=("torch.where(used, order, -1)",
+        "torch.where(chosen, torch.arange(chosen.shape[1]), -1)")),
+    *edits("The last tile of each list is missing: `count` entries belong to it.",
+        last_entry_missing=(ENTRIES, "used & (torch.arange(chosen.shape[1]) < counts[:, None] - 1), order, -1")),
+)  # fmt: skip
+IN_LISTS = (
+    *OF_BOTH,
+    *edits(CUT, cut_tile_full=(PAIRS, f"{QUERIES} * {KEYS}"),
+        cut_tile_full__queries=(PAIRS, f"{QUERIES} * block"), cut_tile_full__keys=(PAIRS, f"{KEYS} * block")),
+    *edits("Rows and columns that do not exist were taken for visible pairs: fill up with False.",
+        padded_with_true=(PADDED, PADDED.replace("zeros", "ones"))),
+    *edits("Tiles that the end cuts are in no list, so their pairs are lost. They are partial where a pair is visible.",
+        cut_tile_lost=("padded[:query_length, :key_length] = visible", "padded[:query_length // block * block, "
+        ":key_length // block * block] = visible[:query_length // block * block, :key_length // block * block]"),
+        cut_tile_lost__queries=("padded[:query_length, :key_length] = visible",
+        "padded[:query_length // block * block, :key_length] = visible[:query_length // block * block]"),
+        cut_tile_lost__keys=("padded[:query_length, :key_length] = visible",
+        "padded[:query_length, :key_length // block * block] = visible[:, :key_length // block * block]")),
+    *edits("Full tiles are in both lists, so their pairs count twice. A partial tile is one that is not full.",
+        full_in_both=("(seen > 0) & ~full", "seen > 0")),
+    *edits("All other tiles were called partial, those without a visible pair too: nothing is skipped.",
+        empty_called_partial=("(seen > 0) & ~full", "~full")),
+    *edits("No tile was called full. One with all its pairs visible needs no mask.",
+        never_full=("seen == block * block", "seen > block * block")),
+    *edits("Tiles were judged by some of their pairs: a full one has all, and a partial one may have any single one.",
+        corners_alone=("tiles.sum((2, 3))", f"({CORNER}) * block * block // 4"),
+        corners_alone__for_full=("seen == block * block", f"({CORNER}) == 4"),
+        corners_alone__for_partial=("seen > 0", f"({CORNER}) > 0"),
+        corners_alone__first_pair=("tiles.sum((2, 3))", "tiles[..., 0, 0] * block * block")),
+    *edits("The two lists are exchanged: first come the full tiles.",
+        lists_exchanged=("*listed(full), *listed(partial)", "*listed(partial), *listed(full)")),
+    *edits("True was taken for a pair that is hidden. It says that the query sees the key.",
+        turned_round=(":key_length] = visible", ":key_length] = ~visible")),
+    *edits("Tiles are listed by columns. Row i of a list has the tiles of keys that tile i of queries visits.",
+        by_columns=("tiles.sum((2, 3))", "tiles.sum((2, 3)).T")),
+)  # fmt: skip
+IN_TRANSPOSE = (
+    *OF_BOTH,
+    *edits("Entries behind a row's count were taken for tiles. They may hold anything; use the counts.",
+        counts_ignored=(BY_COUNT, "(indices >= 0) & (indices < key_tiles)"),
+        counts_ignored__minus_one_too=(BY_COUNT, "(indices >= -1) & (indices < key_tiles)"),
+        counts_ignored__clamped=(BY_COUNT, "indices < 2**31", "indices[used].long()",
+        "indices[used].long().clamp(0, key_tiles - 1)")),
+    *edits("The lists come back as they were. List j has the tiles of queries that visit tile j of keys.",
+        not_transposed=("by_key = visited.T", "by_key = visited")),
+    *edits("A row has one tile too many or too few: entry j is used if j < count.",
+        count_off_by_one=(BY_COUNT, "torch.arange(1, 1 + indices.shape[1]) < counts[:, None]"),
+        count_off_by_one__more=(BY_COUNT, "(torch.arange(indices.shape[1]) <= counts[:, None]) & (indices >= 0) & "
+        "(indices < key_tiles)")),
+)  # fmt: skip
+
+EXERCISE = Exercise(
+    id="17.5", title="Block lists, and their transpose", entries=("block_lists", "transposed"), cases=list_cases,
+    oracle={"block_lists": lists_of, "transposed": transpose_of}, contracts=(OF_MASKS, OF_LISTS),
+    models=(model_of(lists_of, IN_LISTS, (listed,), entry="block_lists"),
+            model_of(transpose_of, IN_TRANSPOSE, (listed,), entry="transposed")),
+    hints=(
+        "Fill the mask up with False until both lengths are multiples of `block`. What is True in a tile then decides: "
+        "block · block pairs make it full, and one or more make it partial.",
+        "padded.view(query_tiles, block, key_tiles, block) has a tile in its axes 1 and 3. Sum over these, or take "
+        "`all` and `any`.",
+        "Both functions need a list of each row's True entries of a matrix of tiles. A stable argsort that puts True "
+        "first has them in front, in ascending order; entries from the count on become -1.",
+        "transposed: make the matrix again. visited[row, tile] = True for the first `count` entries of each row, "
+        "then list the rows of visited.T.",
+    ),
+)  # fmt: skip
