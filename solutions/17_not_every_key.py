@@ -941,7 +941,7 @@ draw_loads(plans, SLOTS, "keys (dashed: an even share)")
 # Chapter 05's small model was trained once more, this time with a window of 64 keys in each of its four layers. Now it
 # writes a text longer than its window. Your kernel of 17.3 computes the prompt's attention, and the library's paged
 # decode kernel computes that of each new token. After each step the cache gives back every page that no later query can
-# see. The prompt is 240 bytes of the book that the model has not read.
+# see. The prompt is 140 bytes of the book that the model has not read.
 
 # %%
 from course_lib.kernels.decode.append import append_to_pages_reference
@@ -952,8 +952,8 @@ from course_lib.serving.caches.sequences import SequencePages
 from course_lib.serving.together import write_together
 
 writer = trained_model("window", device=device).requires_grad_(False)
-prompt, page_size = text_parts()[1][:240], 16
-new_tokens = 761 if on_gpu else 61  # the last one is written, and never runs
+prompt, page_size = text_parts()[1][:140], 16
+new_tokens = 861 if on_gpu else 161  # the last one is written, and never runs
 print(who_runs({"attention (17.3)": best_window_attention}))
 
 
@@ -993,8 +993,9 @@ print(text)
 text_of_all, held_of_all = write(drop=False)
 print("the same text:", text == text_of_all)
 print(f"{'tokens':>6}{'pages held':>12}{'of all':>8}")
-for step in range(9, len(held), 150 if on_gpu else 10):
-    print(f"{len(prompt) + 1 + step:>6}{held[step]:>12}{held_of_all[step]:>8}")
+for tokens in range(180, len(prompt) + new_tokens, 120 if on_gpu else 40):
+    step = tokens - len(prompt) - 1
+    print(f"{tokens:>6}{held[step]:>12}{held_of_all[step]:>8}")
 
 # %% [markdown]
 # The cache no longer grows. With this window and page size a sequence needs at most $\lceil 63 / 16 \rceil + 1 = 5$
