@@ -76,7 +76,7 @@ class Recipe:
 
 EIGHT_HEADS = dataclasses.replace(TINY, layers=2, query_heads=8, key_heads=8, head_dim=16, context=128)
 RECIPES = {
-    "tiny": Recipe(TINY, STEPS, whole_text=True),  # chapter 05's, and every finale's
+    "tiny": Recipe(TINY, STEPS, whole_text=True),  # chapter 05's, and most finales'
     "8 heads": Recipe(EIGHT_HEADS, 150),  # whose heads chapter 07 merges
     **{name: Recipe(config, 200) for name, config in KINDS.items()},  # chapters 11, 12 and 17
 }
