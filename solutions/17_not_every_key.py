@@ -807,6 +807,108 @@ best_block_lists, best_transposed = check("17.5", block_lists, transposed).best
 # after position $t$: the choice for $t$ must not change.
 
 # %% [markdown]
+# **The indexer's choice.** The first function computes the scores of DeepSeek's indexer, in PyTorch. The second is the
+# kernel. One program takes one row and walks over its visible keys in tiles. It may load each score six times, and the
+# four passes and the last one need five.
+#
+# The bits of a float32, read as an int32, grow with the number where it is positive. Where it is negative they fall.
+# With bits $b < 0$ the integer $-2^{31} - b$ mends this, and −0 becomes the 0 that +0 is. Shifts by 24, 16, 8 and 0
+# bits then give the digits. `tl.histogram` counts them, with a mask for the keys that have the right digits so far, and
+# `tl.cumsum(counts, axis=0, reverse=True)` adds them up from the top.
+#
+# In the last pass each program needs to know where in the list its next key goes. Within a tile that is a `tl.cumsum`
+# once more, and from tile to tile a running number.
+
+# %%
+# Exercise 17.6 · The indexer's choice
+def index_scores(query: torch.Tensor, key: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The indexer's score of each key for each row: the sum over heads h of weights[row, h] · ReLU(query_h · key).
+
+    query: float32 [rows, heads, dim]. key: float32 [keys, dim], which all heads share. weights: float32 [rows, heads],
+        of either sign.
+    Returns: float32 [rows, keys]. All keys are scored: no mask, and no scale but the weights.
+    """
+    # BEGIN SOLUTION
+    products = torch.einsum("rhd,kd->rhk", query, key)
+    return torch.einsum("rh,rhk->rk", weights, products.relu())
+    # END SOLUTION
+
+
+@triton.jit
+def ordered_bits(scores, start, lanes, seen):
+    """(int32 in the order of the scores, which of them are visible) of a tile."""
+    # BEGIN SOLUTION
+    inside = start + lanes < seen
+    bits = tl.load(scores + start + lanes, mask=inside, other=0.0).to(tl.int32, bitcast=True)
+    return tl.where(bits >= 0, bits, -2147483648 - bits), inside
+    # END SOLUTION
+
+
+@triton.jit(do_not_specialize=["k"])
+def choose_kernel(score_pointer, visible_pointer, chosen_pointer, row_stride, k, BLOCK: tl.constexpr):
+    """One program: the choice of one row."""
+    # BEGIN SOLUTION
+    row = tl.program_id(0).to(tl.int64)
+    scores, chosen = score_pointer + row * row_stride, chosen_pointer + row * k
+    seen = tl.load(visible_pointer + row)
+    lanes, digits = tl.arange(0, BLOCK), tl.arange(0, 256)
+    missing = tl.minimum(k, seen)  # keys to be found among those that have the border's digits so far
+    border = tl.full([], 0, tl.int32)
+    for part in tl.static_range(4):
+        counts = tl.zeros([256], tl.int32)
+        for start in range(0, seen, BLOCK):
+            ordered, inside = ordered_bits(scores, start, lanes, seen)
+            if part == 0:
+                digit = (ordered >> 24) + 128
+            else:
+                inside = inside & (ordered >> (32 - 8 * part) == border)
+                digit = (ordered >> (24 - 8 * part)) & 255
+            counts += tl.histogram(digit, 256, mask=inside)
+        reached = tl.cumsum(counts, axis=0, reverse=True)  # keys with this digit or a larger one
+        largest = tl.max(tl.where(reached >= missing, digits, 0), axis=0)
+        missing -= tl.sum(tl.where(digits > largest, counts, 0), axis=0)
+        border = largest - 128 if part == 0 else border * 256 + largest
+
+    written = tl.full([], 0, tl.int32)
+    for start in range(0, seen, BLOCK):
+        ordered, inside = ordered_bits(scores, start, lanes, seen)
+        equal = inside & (ordered == border)
+        among_equal = tl.cumsum(equal.to(tl.int32), axis=0)
+        taken = (inside & (ordered > border)) | (equal & (among_equal <= missing))
+        place = written + tl.cumsum(taken.to(tl.int32), axis=0) - 1
+        tl.store(chosen + place, start + lanes, mask=taken)
+        missing -= tl.minimum(missing, tl.sum(equal.to(tl.int32), axis=0))
+        written += tl.sum(taken.to(tl.int32), axis=0)
+    for start in range(written, k, BLOCK):
+        tl.store(chosen + start + lanes, -1, mask=start + lanes < k)
+    # END SOLUTION
+
+
+def choose(scores: torch.Tensor, visible: torch.Tensor, k: int) -> torch.Tensor:
+    """The positions of the k largest visible scores of each row, by Triton.
+
+    scores: float32 [rows, length], up to 100,000 long: a row does not fit into one tile. Rows may lie any number of
+        elements apart, and begin beyond 2³¹ elements; a row's elements lie side by side. Of any size, infinities too.
+    visible: int32 [rows], 0 to length. Row t sees its first visible[t] keys. The other scores may be anything, even
+        NaN; the visible ones are no NaN.
+    k: at least 1, up to 4,096; it may be larger than the length.
+    Returns: int32 [rows, k], the positions in ascending order. Of equal scores the lower position is chosen first, and
+    -0 equals +0. A row with fewer than k visible keys has all of them, whatever their scores, and -1 behind.
+    Triton kernels load each visible score at most 6 times and no other score; PyTorch computes and copies nothing.
+    """
+    # BEGIN SOLUTION
+    rows, length = scores.shape
+    chosen = torch.empty(rows, k, dtype=torch.int32, device=scores.device)
+    block = min(2048, triton.next_power_of_2(max(16, length)))
+    choose_kernel[(rows,)](scores, visible, chosen, scores.stride(0), k, BLOCK=block)
+    return chosen
+    # END SOLUTION
+
+
+# %%
+best_index_scores, best_choose = check("17.6", index_scores, choose).best
+
+# %% [markdown]
 # ## From which length it pays
 #
 # Users report that sparse attention was slower than dense

@@ -1,0 +1,269 @@
+"""Exercise 17.6: an indexer's scores, and the k largest of each row without sorting."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Moves, ReadByKernels, edits, model_of
+from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.layouts import beyond_32_bits, contiguous, expanded, unit_last
+from course_lib.checker.specification.requirements import Requirement
+from exercises.topics.pointers import load
+from exercises.topics.pytorch_operations import ARITHMETIC
+
+INF, NAN = math.inf, math.nan
+
+
+@dataclass(frozen=True)
+class OfChoose(Requirement):
+    """What is asked of `choose` alone."""
+
+    asked: Requirement
+    id = property(lambda self: self.asked.id)
+
+    def complaint(self, case, seen):
+        return self.asked.complaint(case, seen) if case.entry == "choose" else None
+
+
+def scores_of(query, key, weights):
+    products = torch.einsum("thd,sd->ths", query, key)
+    return (weights[:, :, None] * products.relu()).sum(1)
+
+
+def head_by_head(query, key, weights):
+    scores = torch.zeros(len(query), len(key), dtype=query.dtype)
+    for head in range(query.shape[1]):
+        scores = scores + weights[:, head, None] * (query[:, head] @ key.T).relu()
+    return scores
+
+
+def chosen_of(scores, visible, k):
+    place = torch.arange(scores.shape[1])
+    hidden = place >= visible[:, None]
+    order = scores.masked_fill(hidden, -INF).add(0.0).sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    picked = order.masked_fill(order >= visible[:, None], scores.shape[1]).sort(-1).values
+    picked = torch.nn.functional.pad(picked, (0, k - picked.shape[1]), value=scores.shape[1])
+    return picked.masked_fill(picked == scores.shape[1], -1).int()
+
+
+def ordinary(draw, *shape):
+    return draw.normal(*shape)
+
+
+def tied(draw, *shape):
+    """Few different numbers, of either sign."""
+    return draw.integers(*shape, low=-2, high=3).float()
+
+
+def zeros(draw, *shape):
+    """-0 and +0, and a few numbers on either side."""
+    whole = draw.integers(*shape, low=-9, high=10)
+    return torch.where(whole.abs() > 7, whole.float(), torch.where(whole % 2 == 0, 0.0, -0.0))
+
+
+def near(draw, *shape):
+    """Numbers that agree but for their last bits."""
+    sign = 1 - 2 * draw.integers(*shape[:-1], 1, low=0, high=2).float()
+    return sign * (1 + draw.integers(*shape, low=0, high=200).float() * 2**-23)
+
+
+def extreme(draw, *shape):
+    """Magnitudes from 1e-38 to 1e38, and infinities."""
+    numbers = draw.normal(*shape).sign() * 10 ** draw.uniform(*shape, low=-38, high=38)
+    return torch.where(draw.uniform(*shape) < 0.2, numbers * INF, numbers)
+
+
+def negative(draw, *shape):
+    return -draw.normal(*shape).abs() - 1
+
+
+def to_choose(draw, *, rows, length, k, visible="some", values=ordinary, hidden=9e9, layout=contiguous):
+    seen = {"all": torch.full((rows,), length), "none": torch.zeros(rows, dtype=torch.int64)}
+    seen = seen.get(visible, draw.integers(rows, low=0, high=length + 1)).int()
+    scores = values(draw, rows, length)
+    scores[torch.arange(length) >= seen[:, None]] = hidden
+    scores = layout(draw, scores)
+    return scores, seen, k
+
+
+def to_score(draw, *, rows, heads, dim, keys, sign=None):
+    weights = draw.normal(rows, heads)
+    return draw.normal(rows, heads, dim), draw.normal(keys, dim), weights if sign is None else weights.abs() * sign
+
+
+def index_cases(draw):
+    def choice(name, metered=False, **choices):
+        return Case(name, to_choose(draw, **choices), "choose", metered=metered)
+
+    def given(name, scores, seen, k):
+        return Case(name, (torch.tensor([scores]), torch.tensor([seen], dtype=torch.int32), k), "choose")
+
+    return [
+        Case("scores: 2 rows, 1 head, 3 keys", to_score(draw, rows=2, heads=1, dim=4, keys=3), "index_scores"),
+        Case("scores: 5 rows, 8 heads, 40 keys", to_score(draw, rows=5, heads=8, dim=16, keys=40), "index_scores"),
+        Case("scores: negative weights", to_score(draw, rows=3, heads=4, dim=8, keys=9, sign=-1), "index_scores"),
+        given("the 2 largest of 5", [0.5, 3.0, -1.0, 2.0, 1.0], 5, 2),
+        given("negative scores", [-5.0, -1.0, -3.0, -2.0, -4.0], 5, 2),
+        given("ties at the border: the lower position", [1.0, 2.0, 2.0, 3.0, 2.0], 5, 3),
+        given("equal scores before larger ones", [1.0, 1.0, 1.0, 5.0, 6.0], 5, 3),
+        given("-0 and +0 are equal", [-0.0, 0.0, -1.0, 0.0, -0.0], 5, 2),
+        given("fewer visible keys than k", [2.0, 1.0, NAN, 9.0, 9.0], 2, 4),
+        given("-inf is a score like others", [-INF, 1.0, -INF, -INF, 2.0], 4, 3),
+        choice("4 rows of 300", rows=4, length=300, k=20),
+        choice("4 rows of 300 with ties", rows=4, length=300, k=150, values=tied),
+        choice("3 rows that differ in the last bits", rows=3, length=500, k=60, values=near, visible="all"),
+        choice("nothing is visible", rows=2, length=9, k=3, visible="none"),
+        choice("bytes counted, 2 rows of 5,000", metered=True, rows=2, length=5000, k=512, visible="all"),
+        choice("bytes counted, parts of 3 rows of 4,000", metered=True, rows=3, length=4000, k=64),
+        choice("one row of 100,000, k = 2,048", rows=1, length=100_000, k=2048, visible="all"),
+        *(Case(case.name, case.args, "choose") for case in beyond_32_bits(draw, "rows", [draw.normal(3, 40)],
+          torch.tensor([40, 17, 33], dtype=torch.int32), 9)),
+    ]  # fmt: skip
+
+
+OF_SCORES = Contract(
+    to_score,
+    choices={
+        "rows": (1, 2, 7), "heads": (1, 3, 64), "dim": (1, 8, 128), "keys": (1, 2, 33),
+        "sign": (Level(None, ""), Level(1, "positive weights"), Level(-1, "negative weights")),
+    },
+    says={"rows": "[rows, heads, dim]", "keys": "[keys, dim]", "sign": "of either sign"},
+    entry="index_scores", most=8,
+)  # fmt: skip
+OF_CHOICES = Contract(
+    to_choose,
+    choices={
+        "rows": (1, 2, 5), "length": (1, 2, 31, 129, 1025, 2100), "k": (1, 2, 16, 65, 1030),
+        "layout": unit_last("scores"),
+        "visible": (Level("some", ""), Level("all", "all visible"), Level("none", "nothing visible")),
+        "values": tuple(Level(of, name) for of, name in ((ordinary, ""), (tied, "ties"), (zeros, "zeros of both signs"),
+            (near, "nearly equal scores"), (extreme, "scores of all sizes"), (negative, "negative scores"))),
+        "hidden": (Level(9e9, ""), Level(NAN, "NaN behind"), Level(INF, "inf behind")),
+    },
+    says={"length": "up to 100,000 long", "k": "at least 1, up to 4,096", "visible": "0 to length",
+          "values": "Of any size, infinities too", "hidden": "may be anything",
+          "layout": "any number of elements apart"},
+    valid=lambda layout, hidden, visible, **others: hidden == hidden or visible == "all" or layout is not expanded,
+    entry="choose", most=16,
+)  # fmt: skip
+
+
+def choice(scores, visible, k):
+    row, length = torch.arange(len(scores))[:, None], scores.shape[1]
+    place, seen = torch.arange(length), visible[row].long()
+    x = load(scores, row * scores.stride(0) + place)
+    bits = x.contiguous().view(torch.int32).long()
+    ordered = torch.where(bits >= 0, bits, -(2**31) - bits)
+    inside = place < seen
+    ordered = torch.where(inside, ordered, -(2**40))
+    last = (seen.clamp(max=k) - 1).clamp(min=0)
+    k_th = ordered.sort(-1, descending=True).values.gather(-1, last)
+    larger, equal = inside & (ordered > k_th), inside & (ordered == k_th)
+    places_left = seen.clamp(max=k) - larger.sum(-1, keepdim=True)
+    taken = larger | (equal & (equal.cumsum(-1) <= places_left))
+    result = torch.full((len(scores), k + length), -1)
+    target = torch.where(taken, taken.cumsum(-1) - 1, k + length - 1)
+    result.scatter_(1, target, torch.where(taken, place, -1))
+    return result[:, :k].int()
+
+
+SEEN, TURNED, FIRST = "place < seen", "bits, -2 ** 31 - bits", "equal.cumsum(-1) <= places_left"
+TAKEN, TARGET = f"larger | (equal & ({FIRST}))", "taken.cumsum(-1) - 1"
+LOADED = "visible[row].long()"
+TIES = "Of equal scores at the border the lower position is chosen first."
+IN_SCORES = (
+    *edits("ReLU is missing. Without it negative products cancel the positive ones of other heads (hf#44398).",
+        relu_missing=("products.relu()", "products")),
+    *edits("ReLU was taken of the sum over heads. It is taken of each head's product.",
+        relu_of_the_sum=("(weights[:, :, None] * products.relu()).sum(1)",
+        "(weights[:, :, None] * products).sum(1).relu()")),
+    *edits("ReLU was taken of the weighted product. A negative weight then counts for nothing, or with the wrong "
+        "products: ReLU first, then the weight.", relu_of_the_weighted=("(weights[:, :, None] * products.relu())",
+        "(weights[:, :, None] * products).relu()")),
+    *edits("A negative product was made positive. ReLU makes it 0.", absolute=("products.relu()", "products.abs()")),
+    *edits("The weights are missing.", weights_missing=("weights[:, :, None] * products.relu()", "products.relu()")),
+    *edits("The weights went through a softmax. They are used as they are.",
+        weights_normalised=("weights[:, :, None]", "weights.softmax(-1)[:, :, None]")),
+    *edits("The largest head was taken. The score is the sum over heads.", largest_head=(".sum(1)", ".amax(1)")),
+    *edits("An average over heads was taken. The score is their sum.", averaged=(".sum(1)", ".mean(1)")),
+    *edits("The products are divided by √dim, as attention's are. There is no scale here.",
+        scaled=("products.relu()", "(products / query.shape[-1] ** 0.5).relu()")),
+)  # fmt: skip
+IN_CHOICE = (
+    *edits("Negative scores are in the wrong order: their bits, read as a number, fall as the score grows. Use "
+        "-2³¹ - bits.", negative_reversed=(TURNED, "bits, bits")),
+    *edits("Negative scores stand above positive ones: their sign bit is set, which makes the largest unsigned "
+        "numbers. Turn them round.", negative_on_top=(TURNED, "bits, bits + 2**32"),
+        negative_on_top__turned=(TURNED, "bits, 2**32 - 1 - bits"),
+        negative_on_top__but_0=(TURNED, "bits, (-2 ** 31 - bits) % 2**32")),
+    *edits("Scores were compared by their size without the sign.",
+        by_magnitude=(TURNED, "bits, bits + 2**31")),
+    *edits("-0 was put below +0. They are equal: -2³¹ - bits makes 0 of -0.",
+        zeros_differ=(TURNED, "bits, -2 ** 31 - bits - 1")),
+    *edits("Scores that differ in their last bits were taken for equal. All 32 bits decide: four passes of 8.",
+        bits_missing=("-2 ** 31 - bits)", "-2 ** 31 - bits) >> 8"),
+        bits_missing__half=("-2 ** 31 - bits)", "-2 ** 31 - bits) >> 16")),
+    *edits(f"{TIES} Yours is the higher one.",
+        higher_position_first=(FIRST, "equal.flip(-1).cumsum(-1).flip(-1) <= places_left")),
+    *edits("Scores equal to the k-th took the places of larger ones further on. Only as many of them are chosen as "
+        "the larger ones leave places for.", equal_before_larger=(TAKEN, "larger | equal")),
+    *edits(f"Scores equal to the k-th were left out. {TIES} The k-th itself is one of them.",
+        border_left_out=(TAKEN, "larger"), border_left_out__but_one=(FIRST, "equal.cumsum(-1) < places_left")),
+    *edits("One key more than the border allows was taken.",
+        one_equal_more=(FIRST, "equal.cumsum(-1) <= places_left + 1")),
+    *edits("The smallest scores were chosen.", smallest=("bits, -2 ** 31 - bits)", "bits, -2 ** 31 - bits).mul(-1)")),
+    *edits("Keys that the row does not see were chosen. Row t sees its first visible[t] keys.",
+        hidden_chosen=(LOADED, "torch.full_like(row, length)"),
+        hidden_chosen__one=(LOADED, f"({LOADED} + 1).clamp(max=length)"),
+        hidden_chosen__where_few=(LOADED, f"{LOADED}.clamp(min=min(k, length))")),
+    *edits("The last visible key is never chosen: row t sees keys 0 to visible[t] - 1.",
+        last_visible_missing=(LOADED, f"{LOADED} - 1")),
+    *edits("All rows see as many keys as row 0. Load each row's own number.",
+        visible_of_row_0=(LOADED, "visible[0 * row].long()")),
+    *edits("Visible keys with a score of -inf were taken for hidden. `visible` alone says what is hidden.",
+        infinity_hidden=(SEEN, "(place < seen) & (x != -math.inf)")),
+    *edits("The positions come in the order of the scores. They should ascend.",
+        in_order_of_scores=(TARGET, "torch.where(taken, ordered, -(2**41)).argsort(dim=-1, "
+        "descending=True, stable=True).argsort(-1)")),
+    *edits("The places behind the chosen keys are not -1.", missing_not_marked=("k + length), -1)", "k + length), 0)"),
+        missing_not_marked__length=("k + length), -1)", "k + length), length)")),
+    *edits("-1 stands in front of the chosen keys. It belongs behind them.",
+        missing_in_front=(TARGET, f"{TARGET} + (k - taken.sum(-1, keepdim=True))")),
+    *edits("Rows are read as if they followed each other without a gap. Row r begins at r · scores.stride(0).",
+        row_stride_ignored=("scores.stride(0)", "length")),
+    *edits("All rows are row 0.", row_0_alone=("row * scores.stride(0)", "0 * row")),
+)  # fmt: skip
+
+FORBIDDEN = (
+    "sort", "topk", "argsort", "kthvalue", "cumsum", "nonzero", "bincount", "histc", "gather", "scatter", "index",
+    "ge", "gt", "le", "lt", "eq", "bitwise_and", "logical_and", "clone",
+)  # fmt: skip
+
+
+def most_bytes(scores, visible, k):
+    """Six loads of each visible score, and of each place what it is marked with first and the position."""
+    return 24 * int(visible.sum()) + 8 * scores.shape[0] * (k + 2)
+
+
+EXERCISE = Exercise(
+    id="17.6", title="The indexer's choice", entries=("index_scores", "choose"), cases=index_cases, needs=TRITON,
+    oracle={"index_scores": scores_of, "choose": chosen_of}, contracts=(OF_SCORES, OF_CHOICES),
+    plain={"index_scores": (head_by_head,)},
+    models=(model_of(scores_of, IN_SCORES, entry="index_scores"), model_of(choice, IN_CHOICE, entry="choose")),
+    requirements=tuple(map(OfChoose, (
+        LaunchesTriton(), Moves(most_bytes, slack=1.0), ReadByKernels((0,)), Forbids((*ARITHMETIC, *FORBIDDEN)),
+    ))),
+    hints=(
+        "index_scores: one einsum gives the products [rows, heads, keys]. ReLU them, and let a second einsum weight "
+        "them and add up the heads.",
+        "choose: first find the k-th largest number itself. A pass counts one digit of 8 bits for all keys that agree "
+        "with the border's digits so far; the counts, summed from the top, say where k is reached.",
+        "After each pass take the keys with larger digits off what is missing. After four passes `border` is the k-th "
+        "number, and `missing` says how many keys equal to it are chosen. Begin with missing = min(k, visible).",
+        "Last pass: taken = (ordered > border) | (equal & (tl.cumsum(equal) <= missing)). Store positions at written + "
+        "tl.cumsum(taken) - 1, and after each tile move `written` on and lower `missing`. At the end fill up with -1.",
+    ),
+)  # fmt: skip
