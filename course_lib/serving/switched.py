@@ -18,6 +18,7 @@ from course_lib.models.decoder import Decoder
 from course_lib.models.glue import TORCH
 from course_lib.models.plugged import add_and_norm_of_rows
 from course_lib.models.torch_attention import torch_attention
+from course_lib.serving.caches.contiguous import refuse_window
 from course_lib.serving.caches.new import new_cache
 from course_lib.serving.caches.runs import Sequences
 from course_lib.serving.caches.switched import NoCache
@@ -165,6 +166,7 @@ class TurnedInPlace(nn.Module):
 
     def __init__(self, attention, config, rope: Callable):
         super().__init__()
+        refuse_window(config, "TurnedInPlace")
         self.heads, self.head_dim, self.rope = (config.query_heads, config.key_heads), config.head_dim, rope
         weight = joined(attention.query, attention.key, attention.value)
         self.project = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
