@@ -807,17 +807,17 @@ best_block_lists, best_transposed = check("17.5", block_lists, transposed).best
 # after position $t$: the choice for $t$ must not change.
 
 # %% [markdown]
-# **The indexer's choice.** The first function computes the scores of DeepSeek's indexer, in PyTorch. The second is the
-# kernel. One program takes one row and walks over its visible keys in tiles. It may load each score six times, and the
-# four passes and the last one need five.
+# **The indexer's choice.** The first function computes the indexer's scores, in PyTorch. The second is the kernel. One
+# program takes one row and walks over its visible keys in tiles. It may load each score six times. The four passes and
+# the last one need five.
 #
-# The bits of a float32, read as an int32, grow with the number where it is positive. Where it is negative they fall.
-# With bits $b < 0$ the integer $-2^{31} - b$ mends this, and −0 becomes the 0 that +0 is. Shifts by 24, 16, 8 and 0
-# bits then give the digits. `tl.histogram` counts them, with a mask for the keys that have the right digits so far, and
+# The bits of a float32, read as an int32 $b$, grow with the number where it is positive. Where it is negative they
+# fall. For $b < 0$ the integer $-2^{31} - b$ mends this, and makes of −0 the 0 that +0 is. Shifts by 24, 16, 8 and 0
+# bits give the digits. `tl.histogram` counts them, with a mask for the keys that have the right digits so far, and
 # `tl.cumsum(counts, axis=0, reverse=True)` adds them up from the top.
 #
-# In the last pass each program needs to know where in the list its next key goes. Within a tile that is a `tl.cumsum`
-# once more, and from tile to tile a running number.
+# In the last pass each key needs its place in the list. Within a tile `tl.cumsum` gives it, and from tile to tile a
+# running number.
 
 # %%
 # Exercise 17.6 · The indexer's choice
@@ -887,7 +887,7 @@ def choose_kernel(score_pointer, visible_pointer, chosen_pointer, row_stride, k,
 def choose(scores: torch.Tensor, visible: torch.Tensor, k: int) -> torch.Tensor:
     """The positions of the k largest visible scores of each row, by Triton.
 
-    scores: float32 [rows, length], up to 100,000 long: a row does not fit into one tile. Rows may lie any number of
+    scores: float32 [rows, length], from 1 to 100,000 long: a row does not fit into one tile. Rows may lie any number of
         elements apart, and begin beyond 2³¹ elements; a row's elements lie side by side. Of any size, infinities too.
     visible: int32 [rows], 0 to length. Row t sees its first visible[t] keys. The other scores may be anything, even
         NaN; the visible ones are no NaN.

@@ -26,8 +26,6 @@ WRONG = {
     "absolute": wrong(RELU, "products.abs()"),
     "weights_missing": wrong(WEIGHTS, "products.relu().sum(1)"),
     "weights_normalised": wrong(WEIGHTS, WEIGHTS.replace("weights", "weights.softmax(-1)")),
-    "largest_head": wrong(WEIGHTS, "(weights[:, :, None] * products.relu()).amax(1)"),
-    "averaged": wrong(WEIGHTS, "(weights[:, :, None] * products.relu()).mean(1)"),
     "scaled": wrong(RELU, "(products / math.sqrt(query.shape[2])).relu()"),
     "negative_reversed": wrong(TURNED, "bits"),
     "negative_on_top": wrong(
@@ -94,9 +92,8 @@ WRONG = {
         "missing = k",
     ),
     "missing_not_marked": wrong(MARK, MARK.replace("-1,", "0,")),
-    "unwritten_memory": wrong(MARK, "        pass\n"),
+    "places_not_written": wrong(MARK, "        pass\n"),
     "row_stride_ignored": wrong("scores.stride(0), k", "length, k"),
-    "row_0_alone": wrong("row * row_stride", "0 * row_stride"),
     "offset_in_32_bits": wrong("row = tl.program_id(0).to(tl.int64)", "row = tl.program_id(0)"),
     "out_of_bounds__tail": wrong(INSIDE, "inside = start + lanes < tl.cdiv(seen, 16) * 16"),
     "too_many_bytes": wrong(
