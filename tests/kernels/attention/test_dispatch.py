@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from course_lib.hardware.device import interpreting
+from course_lib.kernels.attention import dispatch
 from course_lib.kernels.attention.dispatch import choose
 from course_lib.kernels.attention.operator import attention
 from course_lib.kernels.attention.reference import attention_reference
@@ -54,6 +55,21 @@ def test_what_is_chosen_computes_attention(options):
     exact, exact_lse = attention_reference(query.double(), key.double(), value.double(), return_lse=True, **options)
     torch.testing.assert_close(output.double(), exact, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(lse.double(), exact_lse, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "head_dim, options, kernel",
+    [
+        (64, {"causal": True, "window": 255}, "portable"),
+        (64, {"causal": True, "window": 256}, "hopper"),
+        (64, {"window": 63}, "hopper"),
+        (64, {"causal": True}, "hopper"),
+        (128, {"causal": True, "window": 63}, "hopper"),
+    ],
+)
+def test_a_narrow_window_of_small_heads_is_faster_in_plain_triton(monkeypatch, head_dim, options, kernel):
+    monkeypatch.setattr(dispatch, "hopper_refusal", lambda *inputs: None)
+    assert choose(*inputs(head_dim=head_dim), **options).kernel == kernel
 
 
 @needs_interpreter

@@ -166,7 +166,7 @@ def find(scores, visible, borders, left, stride, k, BLOCK: tl.constexpr):
             ok = at < n
             number = tl.load(x + at, mask=ok, other=1.0) + 0.0
             u = number.to(tl.uint32, bitcast=True)
-            u = tl.where(u >> 31 != 0, ~u, u | 0x80000000)
+            u = tl.where(u >> 31 != 0, u ^ 0xFFFFFFFF, u | 0x80000000)
             if part > 0:
                 ok = ok & ((u >> (32 - 11 * part)) == border)
             counts += tl.histogram(digit_of(u, part), 2048, mask=ok)
@@ -174,7 +174,8 @@ def find(scores, visible, borders, left, stride, k, BLOCK: tl.constexpr):
         digit = tl.min(tl.where(above < want, value, 2047), axis=0)
         want -= tl.sum(tl.where(value == digit, above, 0), axis=0)
         border = (border << (11 if part < 2 else 10)) | digit.to(tl.uint32)
-    tl.store(borders + row, tl.where(border >> 31 != 0, border & 0x7FFFFFFF, ~border).to(tl.int32, bitcast=True))
+    bits = tl.where(border >> 31 != 0, border & 0x7FFFFFFF, border ^ 0xFFFFFFFF)
+    tl.store(borders + row, bits.to(tl.int32, bitcast=True))
     tl.store(left + row, want)
 
 @triton.jit
