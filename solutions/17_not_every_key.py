@@ -1165,9 +1165,9 @@ for tokens in range(180, len(prompt) + new_tokens, 120 if on_gpu else 40):
 # | falls back | up to $k$ keys: it must equal dense attention |
 # | trap | ties at the border; the mean of a block that reaches into the future |
 #
-# All times are from one H200, with PyTorch 2.11 and Triton 3.6, November 2026. The decode steps have 32 query heads on 8
-# KV heads of dimension 128, and pages of 16 tokens. A step with a window took as long as one whose cache holds no more
-# than the window's keys.
+# All times are from one H200, with PyTorch 2.11 and Triton 3.6, November 2026. The decode steps have 32 query heads on
+# 8 KV heads of dimension 128, and pages of 16 tokens. A step with a window took as long as one whose cache holds no
+# more than the window's keys.
 #
 # ## Check yourself
 #
