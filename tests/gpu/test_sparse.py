@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from course_lib.hardware.device import interpreting
+from course_lib.kernels.attention.reference import masked_attention_reference
 from course_lib.kernels.sparse.attention import block_sparse_attention
 from course_lib.kernels.sparse.block_lists import block_lists
 from course_lib.kernels.sparse.choose import choose_keys, choose_keys_reference
 from course_lib.kernels.sparse.indexer import index_scores, index_scores_reference
-from course_lib.kernels.sparse.reference import masked_attention_reference
 from tests.kernels.rounding import largest_error
 
 pytestmark = pytest.mark.skipif(interpreting(), reason="needs a GPU: tests/kernels/sparse has the interpreter's part")

@@ -39,10 +39,10 @@ class Described(Mapping[str, Exercise]):
 
     def __init__(self, files: dict[str, Path]):
         self.files = files
-        self.one = functools.cache(self._import)
+        self._one = functools.cache(self._import)
 
     def __getitem__(self, identity: str) -> Exercise:
-        return self.one(identity)
+        return self._one(identity)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.files)

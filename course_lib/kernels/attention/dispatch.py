@@ -5,9 +5,10 @@
     forward(...), backward(...)                    # run it; `operator.attention` joins them for autograd
     portable(...)                                  # runs the best one that is no Gluon: pointers, TMA, or warps split
 
-The portable kernel takes everything that attention takes. The one for Hopper is faster and asks for more: see
-`hopper.limits`. The choice changes the time and the rounding, and one thing more: with the portable kernel a NaN or an
-infinity in a value that a mask hides stays hidden; with the other it can reach queries of the same tile.
+The portable kernel takes everything that attention takes. The one for Hopper asks for more (see `hopper.limits`) and is
+faster, but for narrow windows of small heads. The choice changes the time and the rounding, and one thing more: with
+the portable kernel a NaN or an infinity in a value that a mask hides stays hidden; with the other it can reach queries
+of the same tile.
 """
 
 from typing import NamedTuple

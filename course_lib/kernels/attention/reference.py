@@ -46,14 +46,21 @@ def attention_reference(query, key, value, *, causal=False, window=None, scale=N
 
     A query that sees no key gets an output of zeros and a log-sum-exp of minus infinity, or of its sink.
     """
+    visible = visible_keys(query.shape[2], key.shape[2], causal=causal, window=window, device=query.device)
+    return masked_attention_reference(query, key, value, visible, scale=scale, sink=sink, return_lse=return_lse)
+
+
+def masked_attention_reference(query, key, value, visible, *, scale=None, sink=None, return_lse=False):
+    """`attention_reference` under any mask.
+
+    visible: bool, broadcasts to [batch, query_heads, query_length, key_length]: True where the query sees the key.
+    """
     heads_per_key_head = query.shape[1] // key.shape[1]
     key = key.repeat_interleave(heads_per_key_head, dim=1)
     value = value.repeat_interleave(heads_per_key_head, dim=1)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
 
-    scores = scale * (query @ key.transpose(-1, -2))
-    visible = visible_keys(query.shape[2], key.shape[2], causal=causal, window=window, device=query.device)
-    scores = scores.masked_fill(~visible, -math.inf)
+    scores = (scale * (query @ key.transpose(-1, -2))).masked_fill(~visible, -math.inf)
     # A row without a visible key would be softmax(-inf, -inf, ...) = NaN; by definition it is a row of zeros.
     sees_nothing = ~visible.any(dim=-1, keepdim=True)
     if sink is not None:

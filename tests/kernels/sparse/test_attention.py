@@ -8,9 +8,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from course_lib.hardware.device import interpreting
 from course_lib.hardware.meter.metered import metered
+from course_lib.kernels.attention.reference import masked_attention_reference
 from course_lib.kernels.sparse.attention import block_sparse_attention
 from course_lib.kernels.sparse.block_lists import block_lists
-from course_lib.kernels.sparse.reference import masked_attention_reference
 from tests.kernels.rounding import largest_error, rounded_otherwise
 from tests.kernels.sparse.masks import BLOCK, KEYS, MASKS, QUERIES, causal, checkerboard, dense, one_in_eight
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from course_lib.hardware.device import interpreting
 from course_lib.hardware.meter.metered import metered
+from course_lib.kernels.attention.reference import masked_attention_reference
 from course_lib.kernels.sparse.choose import LONGEST_TILE, choose_keys, choose_keys_reference
 from course_lib.kernels.sparse.indexer import index_scores, index_scores_reference
 from course_lib.kernels.sparse.listed import listed_decode_attention
-from course_lib.kernels.sparse.reference import masked_attention_reference
 from tests.kernels.rounding import largest_error, rounded_otherwise
 
 pytestmark = pytest.mark.skipif(not interpreting(), reason="small shapes for the interpreter; tests/gpu has the others")

@@ -7,11 +7,11 @@ import torch
 
 from course_lib.hardware.device import interpreting
 from course_lib.hardware.meter.metered import metered
+from course_lib.kernels.attention.reference import masked_attention_reference
 from course_lib.kernels.sparse.attention import block_sparse_attention, block_sparse_operator
 from course_lib.kernels.sparse.backward import backward
 from course_lib.kernels.sparse.block_lists import block_lists
 from course_lib.kernels.sparse.forward import forward
-from course_lib.kernels.sparse.reference import masked_attention_reference
 from tests.kernels.rounding import largest_error, rounded_otherwise
 from tests.kernels.sparse.masks import BLOCK, KEYS, MASKS, QUERIES, causal, checkerboard, dense, nothing_in_some_rows
 
