@@ -784,8 +784,8 @@ best_block_lists, best_transposed = check("17.5", block_lists, transposed).best
 #   the future, so its score must not decide anything.
 # - **NSA** has three branches and adds them with learned gates: attention over compressed blocks of $l = 32$ keys, one
 #   every $d = 16$; attention over the $n = 16$ blocks of $l' = 64$ keys that got the most weight there; and a window of
-#   512. All query heads of a group choose together, because they share their keys, and each key is then loaded once. At
-#   65,536 tokens a query reads 4,096 + 1,024 + 512 keys, 8.6 % of all.
+#   512 keys. All query heads of a group choose together, because they share their keys, and each key is then loaded
+#   once. At 65,536 tokens a query reads 4,096 + 1,024 + 512 keys, 8.6 % of all.
 # - **DeepSeek's sparse attention** (V3.2) scores single tokens. A *lightning indexer* has small queries and one small
 #   key for each token. With $H_I = 64$ heads of dimension 128, the score of query $t$ and key $s$ is $\sum_h w_{t,h}
 #   \cdot \text{ReLU}(q_{t,h} \cdot k_s)$. The 2,048 best keys get attention. ReLU turns negative products into 0, so
