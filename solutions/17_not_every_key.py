@@ -394,8 +394,8 @@ print("maximum replaced by 0: ", torch.exp(scores - new_max.where(new_max > floa
 #
 # The first query of the program stands at position $p_0$, the last at $p_1$. With a window of $w$ keys, the first
 # query's window begins at key $p_0 - w + 1$. So the loop begins at the tile that holds this key, and it ends after the
-# tile of key $p_1$. The number of steps then depends on the window alone, however long the text is. Inside the loop a
-# mask still decides pair by pair, because the windows of the 64 queries begin at 64 different keys.
+# tile of key $p_1$. Inside the loop a mask still decides pair by pair, because the windows of the 64 queries begin at
+# 64 different keys.
 
 # %%
 # Exercise 17.3 · A kernel with a bounded loop
@@ -529,13 +529,12 @@ print(measured("17 share of the saving on paper that is reached", 100 * causal /
 #
 # ## Decode: the window's pages
 #
-# In decode there is one query, and the limit is the bytes of keys and values that it reads. A kernel that only masks
-# reads the whole cache and throws most of it away.
+# In decode there is one query, and the limit is the bytes of keys and values that it reads.
 #
 # Take 8 KV heads of dimension 128 in 16 bits, which is 4,096 bytes for each token and layer. With a context of 131,072
-# tokens, a layer without a window reads 537 MB. A window of 4,096 keys needs 16.8 MB of that, a 32nd. In 2026 vLLM's
-# paged decode kernel for AMD still read everything: with a window of 512 and 16,000 tokens, 97 % of the reads were
-# thrown away ([vllm#49588](https://github.com/vllm-project/vllm/pull/49588)).
+# tokens, a layer without a window reads 537 MB. A window of 4,096 keys needs 16.8 MB of that, a 32nd. A kernel that
+# only masks still reads all 537 MB. In 2026 vLLM's paged decode kernel for AMD did this: with a window of 512 and
+# 16,000 tokens, 97 % of the reads were thrown away ([vllm#49588](https://github.com/vllm-project/vllm/pull/49588)).
 #
 # **Pages can be given back.** The newest query sees the last $W$ keys, and the window of every later query begins
 # later. So a key that has left the window is never read again. When all tokens of a page have left it, the page goes
@@ -576,7 +575,8 @@ print(measured("17 bytes of a decode step, all keys over a window", loaded[0] / 
 #
 # Two rules go with giving pages back. First, the *position* of a token does not change when pages before it are
 # dropped. If you take the number of kept tokens as the position, the rotary encoding turns each new token by the wrong
-# angle. Second, the kernel must never read a page that was given back, because another sequence may own it by now.
+# angle. Second, the kernel must never read a page that was given back, because it may belong to another sequence by
+# now.
 #
 # **Where the tiles begin.** If tiles of $T$ keys lie on a grid that starts at key 0, a window usually begins in the
 # middle of one. If $W$ is a multiple of $T$, it then touches $W/T + 1$ tiles. Tiles that start at the window's first
@@ -610,7 +610,7 @@ print(measured("17 bytes of a decode step, all keys over a window", loaded[0] / 
 #
 # The score $x_{ij}$ is scaled by $1/\sqrt{D}$ as always, but $s_h$ is not. If all scores are 0, all values are 1, and
 # there are 4 keys, then a sink of 0 gives $4/5$ where plain attention gives 1. The missing fifth went into the sink.
-# This makes a simple test, because a kernel that ignores the sink returns 1
+# That is a simple test: a kernel that ignores the sink returns 1
 # ([modular#6198](https://github.com/modular/modular/issues/6198) was found like this).
 #
 # In plain PyTorch you can append a column with $s_h$ to the scores, take the softmax, and drop the column before the
@@ -637,9 +637,9 @@ for splits in (1, 2, 8):
 # subtract the largest log-sum-exp before you exponentiate.
 #
 # **The gradient.** Let $p_i$ be the sink's own weight in row $i$. When the sink's logit grows, all other weights shrink
-# by the share $p_i$, so $\partial O_i / \partial s_h = -p_i O_i$. In the example above $p_i = 1/5$ and $O_i = 4/5$, so
-# this is $-0.16$. To get the gradient of the loss $L$, multiply by the gradient $dO_i$ of the output, and add up all
-# rows of the head:
+# by the share $p_i$, so $\partial O_i / \partial s_h = -p_i O_i$. In the example with 4 keys $p_i = 1/5$ and
+# $O_i = 4/5$, so this is $-0.16$. To get the gradient of the loss $L$, multiply by the gradient $dO_i$ of the output,
+# and add up all rows of the head:
 #
 # $$\frac{\partial L}{\partial s_h} = -\sum_i p_i \; (dO_i \cdot O_i), \qquad p_i = e^{s_h - \text{lse}_i}$$
 #
@@ -695,7 +695,7 @@ best_merge, best_sink_gradient = check("17.4", merge, sink_gradient).best
 # %% [markdown]
 # ## Block lists · deeper
 #
-# A window is one pattern of many. Another is several documents in one row, or a window with kept first tokens. Any mask
+# A window is one pattern of many. Others are several documents in one row, or a window with kept first tokens. Any mask
 # can be turned into lists that say, for each tile of queries, which tiles of keys to visit. FlexAttention uses two such
 # lists. If all pairs of a tile are seen, it is in the list of *full* tiles and needs no mask. (So far we called such a
 # tile whole.) If only some are seen, it is in the list of *partial* tiles. All other tiles are in no list, and cost
@@ -796,8 +796,8 @@ best_block_lists, best_transposed = check("17.5", block_lists, transposed).best
 #
 # - **MoBA** cuts the keys into blocks, and scores a block by the query times the mean of its keys. A query takes the
 #   best $k$ blocks. Its own block is always one of the $k$, and is causal inside
-#   ([MoBA#27](https://github.com/MoonshotAI/MoBA/issues/27)). The mean of the query's own block contains keys of the
-#   future, so its score must not decide anything.
+#   ([MoBA#27](https://github.com/MoonshotAI/MoBA/issues/27)). That block's score must not decide, because the mean of
+#   its keys contains the future.
 # - **NSA** has three branches and adds them with learned gates. The first is attention over compressed blocks of
 #   $l = 32$ keys, one block every $d = 16$ keys. The second is attention over the $n = 16$ blocks of $l' = 64$ keys
 #   that got the most weight in the first. The third is a window of 512 keys. All query heads of a group share their
@@ -813,11 +813,11 @@ best_block_lists, best_transposed = check("17.5", block_lists, transposed).best
 # grows with $N^2$.
 #
 # **Top-k without sorting.** The scores of one query do not fit into a tile, and sorting 65,536 numbers to find 2,048 is
-# wasteful. A *radix histogram* finds the $k$-th largest number instead, which we call the *border*. Turn the floats
-# into integers of the same order. Count how many numbers have each value of the top 8 bits. Add up the counts from the
-# top until you reach $k$: now you know the top 8 bits of the border. Repeat this with the next 8 bits, but count only
-# the numbers whose top bits are those of the border. After four passes you know the border exactly. A last pass writes
-# the positions of all numbers above it, and of as many *equal* to it as are still missing.
+# wasteful. A *radix histogram* instead finds the *border*, which is the $k$-th largest number. Turn the floats into
+# integers of the same order. Count how many numbers have each value of the top 8 bits. Add up the counts from the top
+# until you reach $k$: now you know the top 8 bits of the border. Repeat this with the next 8 bits, but count only the
+# numbers whose top bits are those of the border. After four passes you know the border exactly. A last pass writes the
+# positions of all numbers above it, and of as many *equal* to it as are still missing.
 #
 # Three details matter. Ties at the border need a rule, such as "the lower position wins", or two runs choose
 # differently. −0 and +0 are equal numbers with different bits. And the first 2,047 queries see fewer than $k$ keys, so
@@ -827,7 +827,7 @@ best_block_lists, best_transposed = check("17.5", block_lists, transposed).best
 
 # %% [markdown]
 # **The indexer's choice.** The first function computes the indexer's scores, in PyTorch. The second runs a kernel that
-# chooses. One program takes one row, and walks over its visible keys in tiles. It may load each score six times. The
+# chooses. One program takes one row, and walks over its visible keys in tiles. It may load each score six times; the
 # four passes and the last one need five.
 #
 # First turn each score into an integer. Read the bits of the float32 as an int32 $b$. Where the score is positive, $b$
@@ -934,7 +934,7 @@ best_index_scores, best_choose = check("17.6", index_scores, choose).best
 # ## From which length it pays
 #
 # In a model like DeepSeek-V3.2 a small *indexer* scores all keys, and attention then looks only at the best $k$ of
-# them. Users report that such sparse attention was slower than dense
+# them. Users report that sparse attention was slower than dense
 # ([NSA-triton#3](https://github.com/XunhaoLai/native-sparse-attention-triton/issues/3)). At short lengths that has to
 # be so, because choosing costs something at every length, and saves nothing until the text is longer than $k$.
 #
@@ -1065,7 +1065,7 @@ best_flops, best_crossover = check("17.7", flops, crossover).best
 # almost enough programs to fill the chip, so a rule that only counts programs did not split the long one.
 #
 # The next cell gives 48 rows to a chip with 16 slots, which are places for a running program: 47 rows with 200 keys,
-# and at last one with 5,000. A slot takes the next program when it is free. If all keys were shared evenly, each slot
+# followed by one with 5,000. A slot takes the next program when it is free. If all keys were shared evenly, each slot
 # would get 900. **Predict** how many times as long as this even share the rows take in the order in which they come.
 
 # %%
@@ -1090,7 +1090,8 @@ draw_loads(plans, SLOTS, "keys (dashed: an even share)")
 # %% [markdown]
 # *Sorting* the rows helps little, because the long row alone takes longer than everything else on the other slots.
 # *Splitting* helps, as in chapter 08: with pieces of at most 256 keys no program is long, but the result needs a merge.
-# A *persistent* kernel starts one program for each slot, which takes pieces from a common list until it is empty.
+# A *persistent* kernel starts one program for each slot, and each program takes pieces from a common list until the
+# list is empty.
 #
 # So plan by the longest program, not by the number of programs. Splitting is not free either: where rows are alike, it
 # cost SGLang 5 %.
@@ -1223,7 +1224,7 @@ self_check(
 #
 # - **gpt-oss** has a window of 128 keys in every other layer, and a learned logit for each of its 64 query heads in all
 #   layers. [OpenAI's reference](https://github.com/openai/gpt-oss/blob/main/gpt_oss/torch/model.py) appends it as a
-#   column and drops the column after the softmax.
+#   column.
 # - **Gemma 3** repeats five layers with a window and one without. The [configuration in
 #   transformers](https://github.com/huggingface/transformers/blob/main/src/transformers/models/gemma3/configuration_gemma3.py)
 #   has this as a pattern of 6. The [report](https://arxiv.org/abs/2503.19786) gives the reason: the cache's memory at
