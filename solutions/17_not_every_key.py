@@ -462,8 +462,8 @@ def window_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
     Returns: like query. PyTorch neither copies nor computes anything, and makes no tensor larger than query or key.
     Suppose that each program computes 64 queries of one head, and loads only the tiles of 64 keys that one of its
-    queries sees. Your kernel moves at most 1.1 times those bytes. The number of its steps does not grow with
-    key_length.
+    queries sees. Your kernel moves at most 1.1 times the bytes of all such programs. The number of its steps does
+    not grow with key_length.
     """
     # BEGIN SOLUTION
     batch, query_heads, query_length, head_dim = query.shape

@@ -98,8 +98,8 @@ def list_cases(draw):
         transpose("transposed: 5 tiles of queries, 5 of keys, mostly empty", 5, 5, 0.1),
         transpose("transposed: 6 tiles of queries, 3 of keys, all visited", 6, 3, 1.0, 0),
         transpose("transposed: no tile is visited", 3, 4, 0.0),
-        transpose("transposed: other tiles behind the count", 6, 6, rubbish="tile"),
-        transpose("transposed: any number behind the count", 6, 6, rubbish="far"),
+        transpose("transposed: other tiles after the count", 6, 6, rubbish="tile"),
+        transpose("transposed: any number after the count", 6, 6, rubbish="far"),
         transpose("transposed: one tile of keys", 5, 1),
     ]
 
@@ -119,7 +119,7 @@ OF_LISTS = Contract(
     choices={
         "query_tiles": (1, 2, 5, 17), "key_tiles": (1, 2, 5, 17), "share": (0.0, 0.1, 0.5, 1.0),
         "spare": tuple(Level(n, f"{n} entries more than needed") for n in (0, 1, 20)),
-        "rubbish": (Level(None, "-1 behind"), Level("tile", "tiles behind"), Level("far", "anything behind")),
+        "rubbish": (Level(None, "-1 after the count"), Level("tile", "tiles there"), Level("far", "anything there")),
     },
     says={"query_tiles": "[query_tiles, width]", "spare": "at least the largest count", "rubbish": "may hold anything",
           "share": "which may be 0"},

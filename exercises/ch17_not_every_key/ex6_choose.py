@@ -129,7 +129,7 @@ OF_CHOICES = Contract(
         "layout": unit_last("scores"),
         "visible": (Level("some", ""), Level("all", "all visible"), Level("none", "nothing visible")),
         "values": tuple(Level(name, name) for name in VALUES),
-        "hidden": (Level(9e9, ""), Level(NAN, "NaN behind"), Level(INF, "inf behind")),
+        "hidden": (Level(9e9, ""), Level(NAN, "NaN where hidden"), Level(INF, "inf where hidden")),
     },
     says={"length": "from 1 to 100,000 long", "k": "at least 1, up to 4,096", "visible": "0 to length",
           "values": "Of any size, infinities too", "hidden": "may be anything",
