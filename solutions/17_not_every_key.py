@@ -2,14 +2,14 @@
 # # 17 · Not every key: windows, sinks and chosen keys
 #
 # **The question.** A prompt has 65,536 tokens. In causal attention the last token looks at all of them. In a layer with
-# a *window* of 1,024 keys, each token looks at its own key and the 1,023 before it. How many times as fast may the
-# layer with the window be, and how many times as fast is it?
+# a *window* of 1,024 keys, each token looks only at its own key and the 1,023 before it. How many times as fast could
+# the layer with the window be, and how many times as fast is it?
 #
-# Write down two numbers. The first needs paper only. The second depends on the kernel: two kernels that compute the
-# same result differ by a factor of eight.
+# Write down two numbers. You can work out the first on paper. The second depends on the kernel: two kernels that
+# compute the same result differ by a factor of eight.
 #
-# At the end of this chapter a model writes a text longer than its window, with your kernel, and its cache no longer
-# grows.
+# At the end of this chapter a model uses your kernel to write a text longer than its window, and its cache stops
+# growing.
 #
 # **Time.** About four hours for all seven exercises, estimated. The **core path** takes two: exercises 17.1 to 17.4 and
 # 17.7, and every section whose heading does not end in *deeper*. You need chapters 04, 06 and 08.
@@ -36,27 +36,28 @@ on_gpu = not interpreting()
 # %% [markdown]
 # ## What a window saves, on paper
 #
-# A window of $W$ keys means that the query at position $i$ sees the keys $i - W + 1$ to $i$. Its own key is one of the
-# $W$. The first queries see fewer, because there is nothing before the first token.
+# With a window of $W$ keys, the query at position $i$ sees the keys $i - W + 1$ to $i$. Its own key is one of the $W$.
+# The first queries see fewer, because there is nothing before the first token.
 #
-# Attention does $4 D$ FLOPs for each head and each pair of a query and a key that it sees: $2D$ for the score, $2D$ for
-# the weighted value. Causal attention has $N (N + 1) / 2$ pairs. With a window there are about $W N$. At $N$ = 65,536
-# these are 2.15 billion pairs and 67 million, so by FLOPs the window is 32 times as fast.
+# Attention does $4 D$ FLOPs for each head and each pair of a query and a key that it sees: $2D$ for the score and $2D$
+# for the weighted value. Causal attention has $N (N + 1) / 2$ such pairs, and a window leaves about $W N$ of them. At
+# $N$ = 65,536 these are 2.15 billion pairs and 67 million. So, counted in FLOPs, the window is 32 times as fast.
 #
-# But a kernel does not compute pairs. It computes tiles, such as 128 queries against 128 keys, and a tile costs the
-# same if one of its pairs is seen or if all are. So count tiles. The next cell does so, for a table at 16,384 tokens
-# and for the question. **Predict** by how much fewer tiles there are at 65,536 tokens. Is it more or less than 32?
+# But a kernel does not compute single pairs. It computes tiles, such as 128 queries against 128 keys, and a tile costs
+# the same whether one of its pairs is seen or all of them. So count tiles. The next cell does this for several windows
+# at 16,384 tokens, and for the question's 65,536. **Predict** how many times fewer tiles the window needs at 65,536
+# tokens. Is it more or less than 32?
 
 # %%
 predict("17 tiles of causal attention over those of the window", ..., "times")
 
 # %%
 def tiles_visited(length, window, block=128):
-    """How many tiles of keys all tiles of queries visit: each visits those that hold a key which one of its queries
-    sees."""
+    """How many tiles of keys all tiles of queries visit together. A tile of queries visits the tiles that hold a key
+    which at least one of its queries sees."""
     visited = 0
     for first in range(0, length, block):
-        last = min(first + block, length) - 1  # the last query of the tile, at the last key that it sees
+        last = min(first + block, length) - 1  # the tile's last query, and the last key that it sees
         seen = range(max(0, first - window + 1), last + 1)
         visited += len({key // block for key in (*seen[::block], last)})
     return visited
@@ -78,25 +79,25 @@ for length, windows in ((16_384, (128, 512, 1024, 4096)), (65_536, (1024,))):
 measured("17 tiles of causal attention over those of the window", all_tiles / tiles, "times")
 
 # %% [markdown]
-# It is less, 28.7 times. A window of 1,024 keys is eight tiles wide, but a tile of queries visits nine. Its first query
-# sees 1,023 keys to the left, its last query sees keys up to its own, and together they reach into a ninth tile. A
-# window of 128 keys would fit into one tile, and each tile of queries visits two. So small windows save less than their
-# FLOPs promise. Smaller tiles waste less, but load keys more often.
+# It is less: 28.7 times. A window of 1,024 keys is eight tiles wide, but a tile of queries visits nine. Its first query
+# sees 1,023 keys to the left and its last query sees keys up to its own, so together they reach into a ninth tile. A
+# window of 128 keys would fit into one tile, but each tile of queries visits two. So small windows save less than their
+# FLOPs promise. Smaller tiles waste less, but then the keys are loaded more often.
 #
 # ## Three levels of skipping
 #
-# How does a kernel leave out the tiles that no query of its tile sees? There are three ways, and all three give the
-# same numbers.
+# A kernel can leave out the tiles that none of its queries sees in three ways. All three give the same numbers.
 #
 # 1. **Mask.** Load every tile up to the diagonal, multiply, and set the scores outside the window to minus infinity.
-#    The result is right and nothing is saved.
+#    The result is right, but nothing is saved.
 # 2. **Skip.** Go through all tiles, but test each one first. If no query sees it, load nothing and multiply nothing.
-#    The loop still takes a step for each tile, and a step with only a test is not free.
-# 3. **Bound.** Compute where the window begins and start the loop there. The number of steps no longer depends on the
-#    length of the text.
+#    The loop still takes a step for each tile, and even a step that only tests takes time.
+# 3. **Bound.** Compute where the window begins, and start the loop there. Then the number of steps no longer depends on
+#    the length of the text.
 #
-# The figure shows the tiles at the left, and the steps of the loop for each level at the right. The third level also
-# knows which of its tiles are whole, and leaves the mask away there.
+# The figure shows the tiles on the left, and the loop's steps at each level on the right. At the third level the kernel
+# also knows which of its tiles are *whole*, which means that all their pairs are seen. It computes those without a
+# mask.
 
 # %%
 from course_lib.figures.sparse.tiles import draw_window_tiles
@@ -105,10 +106,10 @@ draw_window_tiles(length=2048, window=512, block=128)
 
 # %% [markdown]
 # Next you see the three levels in a kernel. To keep it short, it computes a sum instead of attention: each query adds
-# up the values in its window, as if all weights were 1. The loop is the one of attention.
+# up the values in its window, as if all weights were 1. The loop is the same as in attention.
 #
-# The cell compares the results of all three, counts their bytes and takes their times. **Predict** what a step costs
-# that only tests its tile, in percent of a step that computes it.
+# The cell compares the results of all three levels, counts the bytes they load and measures their times. **Predict**
+# what a step that only tests its tile costs, in percent of a step that computes it.
 
 # %%
 predict("17 a skipped step over a computed one", ..., "%")
@@ -119,7 +120,7 @@ from course_lib.hardware.meter.metered import metered
 
 @triton.jit
 def add_tile(total, values, queries, start, length, window, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-    """total plus the values of one tile of keys, for the queries that see them."""
+    """Add the values of one tile of keys to `total`, for the queries that see them."""
     keys, columns = start + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     tile = tl.load(values + keys[:, None] * WIDTH + columns[None, :], mask=keys[:, None] < length, other=0.0)
     distance = queries[:, None] - keys[None, :]  # [BLOCK, BLOCK]
@@ -170,7 +171,7 @@ small = values[:1, :512]
 times, bytes_loaded = {}, {}
 for level, name in ((1, "mask"), (2, "skip"), (3, "bound")):
     timing = measure(partial(window_sum, values, window, level, block), warmup=1, repeats=3, device=device)
-    times[level] = timing.best  # the fastest run: a busy machine only ever adds to it
+    times[level] = timing.best  # the fastest run, because a busy machine can only make a run slower
     assert torch.equal(window_sum(values, window, level, block).double(), right)
     bytes_loaded[level] = metered(window_sum, small, 64, level, 32).loaded_bytes
     print(f"{level} {name:6}{heads * (needed if level == 3 else steps):>12,} steps{format_seconds(times[level]):>12}"
@@ -179,13 +180,14 @@ skipped = (times[2] / times[3] - 1) * needed / (steps - needed)
 print(measured("17 a skipped step over a computed one", 100 * skipped, "%"))
 
 # %% [markdown]
-# Level 2 loads as few bytes as level 3, but it takes longer. Without a GPU, the times are those of Triton's
-# interpreter, in which Python takes long for a computed step, so a skipped one costs little beside it.
+# Level 2 loads as few bytes as level 3 but takes longer, because of the steps that only test. Without a GPU, the times
+# are those of Triton's interpreter. It computes a step in slow Python, so a skipped step costs little by comparison.
 #
-# How much does it matter in a real kernel? SGLang's attention for prompts skipped, and was then changed to bound its
-# loop. On an H200, with 16 query heads on 8 KV heads of dimension 256, a window of 1,024 and tiles of 64 × 64, a user
-# measured both ([sglang#34462](https://github.com/sgl-project/sglang/pull/34462)). The cell shows these times. Its last
-# two columns are a model with a single number: a skipped step takes 24 % of a computed one.
+# How much does this matter in a real kernel? SGLang's attention for prompts used to skip, and was then changed to bound
+# its loop. A user measured both on an H200, with 16 query heads on 8 KV heads of dimension 256, a window of 1,024 and
+# tiles of 64 × 64 ([sglang#34462](https://github.com/sgl-project/sglang/pull/34462)). The next cell prints these times.
+# Its last two columns compare the measured ratio with a model that has a single number in it: a skipped step takes 24 %
+# of the time of a computed one.
 
 # %%
 reported = {4096: (0.998, 0.740), 8192: (2.670, 1.551), 16_384: (8.077, 3.059), 27_000: (19.538, 5.027),
@@ -199,17 +201,18 @@ for length, (skip, bound) in reported.items():
 
 # %% [markdown]
 # That one number is enough for all five lengths, to within 5 %. At 65,536 tokens 97 of 100 steps are skipped. They
-# compute nothing, and they take seven eighths of the time.
+# compute nothing, but they take seven eighths of the time.
 #
 # > **The answer.** With tiles of 64 × 64 the window could make this layer 30 times as fast as full causal attention. A
 # > kernel that masks gets nothing of that. By the model, one that skips gets a factor of 3.7, and one that bounds its
-# > loop gets the 30. We measured the library's attention, which bounds, on an H200 (PyTorch 2.11, Triton 3.6, November
-# > 2026): 51.5 ms causal and 1.73 ms with the window, which is 29.8 times as fast.
+# > loop gets the full 30. We measured the library's attention, which bounds its loop, on an H200 (PyTorch 2.11, Triton
+# > 3.6, November 2026): 51.5 ms causal and 1.73 ms with the window, so it is 29.8 times as fast.
 #
-# The same run shows where this ends. With 16 heads of dimension 128 and 65,536 tokens, full causal attention took 27.7
-# ms. The windows should have taken their share of its tiles, and each time is a multiple of that share:
+# The same run shows where this ends. With 16 heads of dimension 128 and 65,536 tokens, full causal attention took
+# 27.7 ms. If the time depended on the tiles alone, each window would take 27.7 ms times its share of the tiles. The
+# last column divides the measured time by this estimate:
 #
-# | window | time | share of the tiles' time |
+# | window | time | over its share of the tiles' time |
 # |---|---|---|
 # | 4,096 | 3.62 ms | 1.05 × |
 # | 1,024 | 1.09 ms | 1.13 × |
@@ -223,20 +226,22 @@ for length, (skip, bound) in reported.items():
 #
 # Before you write the bound, you need to know what the window's number means. There are three conventions:
 #
-# - **transformers** has `sliding_window`, the number of keys *with* the query's own. Its mask asks whether the key's
-#   position is larger than the query's minus `sliding_window`.
-# - **FlashAttention** has a pair (left, right), the keys *besides* the own one on either side, both ends included. The
-#   value −1 means no bound. The pair says nothing about causality unless `right` is 0 or `causal=True` is set as well.
-# - **This library** has `window`, the keys *before* the own one. With `causal=True` nothing after it is seen.
+# - **transformers** has `sliding_window`, the number of keys *including* the query's own. Its mask tests whether the
+#   key's position is larger than the query's position minus `sliding_window`.
+# - **FlashAttention** has a pair (left, right): how many keys a query sees on either side *besides* its own. The value
+#   −1 means no bound on that side. The pair does not make attention causal unless `right` is 0 or you also set
+#   `causal=True`.
+# - **This library** has `window`, the number of keys *before* the query's own. With `causal=True` a query sees nothing
+#   after its own key.
 #
-# Hand one library's number to another, and each query sees one key too many or one too few. No error is raised, and the
-# text reads well. Hugging Face passed `(sliding_window, sliding_window)` to FlashAttention
+# If you hand one library's number to another, each query sees one key too many or one too few. No error is raised, and
+# the text still reads well. Hugging Face passed `(sliding_window, sliding_window)` to FlashAttention
 # ([transformers#39408](https://github.com/huggingface/transformers/issues/39408)). NVIDIA's Megatron-Bridge had the
 # mistake in four models ([Megatron-Bridge#2656](https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/2656)). In SGLang a
-# decode step saw one key fewer than the prompt ([sglang#32087](https://github.com/sgl-project/sglang/pull/32087)).
+# decode step saw one key fewer than the prompt did ([sglang#32087](https://github.com/sgl-project/sglang/pull/32087)).
 #
-# The smallest test finds all of these. With a window of 1, its own key included, a query sees only itself. Its weight
-# is 1, so the output must be the value matrix itself.
+# One small test finds all of these. With a window of 1, its own key included, a query sees only itself. Its weight is
+# 1, so the output must equal the value matrix.
 #
 # A second convention says where the queries stand when there are fewer of them than keys. Here, as in FlashAttention,
 # they are *aligned to the end*: with 3 queries and 10 keys, query 0 stands at position 7.
@@ -244,11 +249,11 @@ for length, (skip, bound) in reported.items():
 # %%
 # Exercise 17.1 · One window, three conventions
 def visible(library: str, window: int | tuple, query_length: int, key_length: int) -> torch.Tensor:
-    """Which keys each query sees, if a library is given this window.
+    """Which keys each query sees when a library is given this window.
 
-    library: "course_lib", "flash_attn" or "transformers". A query at position p sees, of the keys that exist:
-        "course_lib": window is 0 or more, and counts the keys before its own: p - window … p;
-        "transformers": window is 1 or more, and counts its own key too: p - window + 1 … p;
+    library: "course_lib", "flash_attn" or "transformers". Of the keys that exist, a query at position p sees:
+        "course_lib": window is 0 or more, and counts the keys before the query's own: p - window … p;
+        "transformers": window is 1 or more, and counts the query's own key too: p - window + 1 … p;
         "flash_attn": window is a tuple (left, right), each 0 or more, or -1 for no bound on that side, with
         causal=False: p - left … p + right.
     query_length, key_length: any lengths of at least 1. They are aligned to the end: query i stands at position
@@ -271,8 +276,8 @@ def arguments(keys: int) -> dict:
 
     keys: at least 1.
     Returns: a dict {"course_lib": …, "flash_attn": …, "transformers": …} of Python ints, with a tuple or list
-    (left, right) of two for "flash_attn". Each makes `visible` show the same keys: give numbers that depend on `keys`
-    alone, and bound every side.
+    (left, right) of two for "flash_attn". With each of them `visible` shows the same keys. The numbers depend on `keys`
+    alone, and every side has a bound.
     """
     # BEGIN SOLUTION
     return {"course_lib": keys - 1, "flash_attn": (keys - 1, 0), "transformers": keys}
@@ -285,28 +290,32 @@ best_visible, best_arguments = check("17.1", visible, arguments).best
 # %% [markdown]
 # ## Which tiles does a tile of queries visit?
 #
-# The bound has to be exact. One tile too many costs time, and one too few is a wrong answer. A kernel needs four
-# numbers for its tile of queries, and each is decided by a different query:
+# The bound has to be exact. One tile too many costs time, and one too few gives a wrong answer. A kernel needs four
+# numbers for its tile of queries, and each depends on either the first or the last of these queries:
 #
 # - **begin**: the first tile that holds a seen key. The *first* query decides, because it reaches farthest to the left.
-# - **end**: the tile behind the last seen key. The *last* query decides.
+# - **end**: one past the last tile that holds a seen key. The *last* query decides, because it reaches farthest to the
+#   right.
 # - **whole_begin**: the first tile that *all* queries see completely. On the left the *last* query decides, because its
 #   window begins latest.
-# - **whole_end**: on the right the *first* query decides, because it sees the least of the future.
+# - **whole_end**: one past the last tile that all queries see completely. On the right the *first* query decides,
+#   because its keys end earliest.
 #
-# An example with tiles of 4 keys. The queries stand at 10 to 13, and each sees 9 keys before its own. Query 10 sees 1
-# to 10, and query 13 sees 4 to 13. So the tiles 0 to 3 are visited, which hold the keys 0 to 15. Only tile 1 with the
-# keys 4 to 7 is whole: tile 0 is hidden from query 13, tile 2 has key 11, which query 10 does not see, and tile 3 ends
-# behind query 13.
+# Take tiles of 4 keys as an example. The queries stand at positions 10 to 13, and each sees 9 keys before its own.
+# Query 10 sees the keys 1 to 10, and query 13 sees 4 to 13. So tiles 0 to 3 are visited, which hold the keys 0 to 15.
+# Only tile 1, with the keys 4 to 7, is whole. Tile 0 is hidden from query 13, tile 2 holds key 11, which query 10 does
+# not see, and tile 3 ends after the last query. So the four numbers are 0, 1, 2 and 4.
 #
-# Two cases are easy to miss. If the window is narrower than a tile, no tile is whole. Then the left and the right
-# masked part meet, and a careless formula visits one tile in both, which counts its keys twice in the softmax. And if
-# the queries stand before the first key or behind the last visible one, nothing is visited at all.
+# Two cases are easy to miss. If the window is narrower than a tile, no tile is whole. Then the masked parts on the left
+# and on the right meet, and a careless formula visits one tile in both, so its keys count twice in the softmax. The
+# other case is a tile of queries that sees no key at all, because they all stand too far before the first key or after
+# the last one. Then nothing is visited.
 
 # %% [markdown]
-# With these four numbers a kernel runs three loops: with a mask from `begin` to `whole_begin`, without one up to
-# `whole_end`, and with a mask up to `end`. The visited keys are rounded outwards to tiles, and the whole ones inwards.
-# Neither needs a loop, and a kernel computes both before it loads a key.
+# With these four numbers a kernel runs three loops that share one running maximum, sum and accumulator: from `begin` to
+# `whole_begin` with a mask, on to `whole_end` without one, and on to `end` with a mask again. To find the numbers,
+# round the range of visited keys outwards to tiles, and the range of keys that all queries see inwards. This takes no
+# loop, so a kernel does it before it loads a key.
 
 # %%
 # Exercise 17.2 · The tiles that a tile visits
@@ -323,7 +332,7 @@ def key_tiles(first: int, last: int, key_length: int, before: int | None, after:
     whole_end ≤ end. Tiles begin … end - 1 are exactly those that hold a key which at least one of the queries sees.
     Tiles whole_begin … whole_end - 1 are exactly those that hold `block` keys and of which every query sees every key.
     If no query sees a key, begin = end; if no tile is whole, whole_begin = whole_end: either may then be anywhere.
-    It takes as long for 2⁴⁰ keys or queries as for few: without a loop through tiles, keys or queries.
+    It must take as long for 2⁴⁰ keys or queries as for a few, so do not loop over tiles, keys or queries.
     """
     # BEGIN SOLUTION
     def keys_between(left_query, right_query):
@@ -348,15 +357,13 @@ best_key_tiles = check("17.2", key_tiles).best
 # %% [markdown]
 # ## A kernel with a bounded loop
 #
-# With the four numbers, attention becomes three loops that share one running maximum, sum and accumulator: from begin
-# to whole_begin with the mask, from whole_begin to whole_end without, and from there to end with it. In chapter 04 you
-# wrote one loop up to the diagonal. Three things are new.
+# In chapter 04 you wrote a loop up to the diagonal. With a window, three things are new.
 #
 # **The first tile may be empty for some rows.** In causal attention every query sees key 0, so after the first tile
 # each row has a finite maximum. With a window this is not so. In the example above, query 13 sees no key of tile 0. Its
 # row of scores is all minus infinity, and so is its new maximum. The update then computes $e^{-\infty - (-\infty)}$,
-# which is NaN, and the row never recovers ([FlagAttention#25](https://github.com/flagos-ai/FlagAttention/issues/25) is
-# such a case).
+# which is NaN, and the row never recovers. [FlagAttention#25](https://github.com/flagos-ai/FlagAttention/issues/25) is
+# such a case.
 
 # %%
 scores = torch.tensor([[1.0, 2.0], [float("-inf"), float("-inf")]])  # the second query sees nothing of this tile
@@ -365,28 +372,30 @@ print("maximum as it is:      ", torch.exp(scores - new_max).tolist())
 print("maximum replaced by 0: ", torch.exp(scores - new_max.where(new_max > float("-inf"), 0)).tolist())
 
 # %% [markdown]
-# The remedy is to subtract something finite where the maximum is still minus infinity. All weights of that row are then
-# $e^{-\infty} = 0$, and so is the factor for the old sum.
+# The remedy is to subtract something finite, such as 0, while the maximum is still minus infinity. All weights of that
+# row are then $e^{-\infty} = 0$, and so is the factor for the old sum.
 #
-# A tempting remedy is to start the maximum at a large negative number instead. FlashInfer started it at $-5 \cdot
-# 10^4$. A model with scores down to $-2.5 \cdot 10^5$ then got zeros from one of its heads, without any error
+# It is tempting to start the maximum at a large negative number instead. FlashInfer started it at $-5 \cdot 10^4$. A
+# model with scores down to $-2.5 \cdot 10^5$ then got zeros from one of its heads, without any error
 # ([flashinfer#4267](https://github.com/flashinfer-ai/flashinfer/issues/4267)).
 #
 # **A weight of 0 does not hide a NaN.** A hidden key gets the weight 0, but $0 \cdot \text{NaN} = \text{NaN}$. So a
 # value outside the window must not reach the product. In a cache with pages, memory outside the window may belong to
-# another request by now, or was never written. vLLM's kernel read such blocks and multiplied them by 0
-# ([vllm#30887](https://github.com/vllm-project/vllm/pull/30887)). A bounded loop does not load tiles that nobody in its
-# tile sees, so it cannot be hurt by what lies in them.
+# another request by now, or may never have been written. vLLM's kernel read such blocks and multiplied them by 0
+# ([vllm#30887](https://github.com/vllm-project/vllm/pull/30887)). A bounded loop does not load tiles that none of its
+# queries sees, so it does not matter what they hold.
 #
-# **Both edges can fall into one tile.** With a narrow window, a tile is cut by the window and by the diagonal. So the
+# **Both edges can fall into one tile.** With a narrow window, the window and the diagonal can cut the same tile. So the
 # mask must test both sides.
 
 # %% [markdown]
 # **A kernel with a bounded loop.** A program computes 64 queries of one head, and its loop goes over tiles of 64 keys,
-# as in chapter 04. The first query of the program stands at position $p_0$, the last at $p_1$. The window of the first
-# query begins at key $p_0 - w + 1$, so the loop begins at the tile which holds that key, and it ends behind key $p_1$.
-# The number of steps then depends on the window alone, however long the text is. Inside the loop a mask still decides
-# pair by pair, because the windows of the 64 queries begin at 64 different keys.
+# as in chapter 04. One loop with a mask in every step is enough here.
+#
+# The first query of the program stands at position $p_0$, the last at $p_1$. With a window of $w$ keys, the first
+# query's window begins at key $p_0 - w + 1$. So the loop begins at the tile that holds this key, and it ends after the
+# tile of key $p_1$. Inside the loop a mask still decides pair by pair, because the windows of the 64 queries begin at
+# 64 different keys.
 
 # %%
 # Exercise 17.3 · A kernel with a bounded loop
@@ -443,17 +452,18 @@ def window_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
     query: [batch, query_heads, query_length, head_dim], float32 or float16; query_length from 1, head_dim 16, 32, 64 or
         128, any strides but the last, which is 1. Numbers of any size.
-    key, value: [batch, key_heads, key_length, head_dim], in query's dtype; any strides but the last, which is 1, each
-        its own. query_length is at most key_length, and query_heads a multiple of key_heads: query head h reads head h
-        // (query_heads // key_heads).
+    key, value: [batch, key_heads, key_length, head_dim], in query's dtype, each with strides of its own; any strides
+        but the last, which is 1. query_length is at most key_length. query_heads is a multiple of key_heads: query head
+        h reads key head h // (query_heads // key_heads).
     window: from 1; it may be larger than key_length. Query i stands at position p = i + key_length - query_length and
         sees the keys p - window + 1 to p that exist.
-    Tiles of 64 keys, counted from key 0, that no query sees at all may hold anything, NaN too. All elements of
-    a tensor lie within 2³¹ of its first.
+    Cut the keys into tiles of 64, counted from key 0: a tile of which no query sees any key may hold anything, NaN too.
+    All elements of a tensor lie within 2³¹ of its first.
 
-    Returns: like query. PyTorch neither copies nor computes anything, and makes no tensor larger than query or key. The
-    kernel moves at most 1.1 times the bytes of programs of 64 queries of a head that load only the tiles of 64 keys
-    which one of their queries sees. The number of its steps does not grow with key_length.
+    Returns: like query. PyTorch neither copies nor computes anything, and makes no tensor larger than query or key.
+    Suppose that each program computes 64 queries of one head, and loads only the tiles of 64 keys that one of its
+    queries sees. Your kernel moves at most 1.1 times the bytes of all such programs. The number of its steps does
+    not grow with key_length.
     """
     # BEGIN SOLUTION
     batch, query_heads, query_length, head_dim = query.shape
@@ -473,9 +483,9 @@ def window_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 best_window_attention = check("17.3", window_attention).best
 
 # %% [markdown]
-# Now compare time with tiles. On a GPU the cell runs the library's kernel, whose loop is bounded as yours is. Without a
-# GPU it computes attention in PyTorch, with slices of just the tiles that are visited. **Predict**, for the longest
-# text, which share of the saving on paper is reached.
+# Now compare the time with the number of tiles. On a GPU the cell runs the library's kernel, whose loop is bounded as
+# yours is. Without a GPU it computes attention in PyTorch, on slices that hold only the visited tiles. **Predict**
+# which share of the saving on paper the longest text reaches.
 
 # %%
 predict("17 share of the saving on paper that is reached", ..., "%")
@@ -502,7 +512,7 @@ print(f"{'tokens':>8}{'causal':>12}{'window':>12}{'faster':>9}{'by tiles':>10}")
 for length in lengths:
     shape = (1, heads, length, head_dim) if on_gpu else (length, head_dim)
     tensors = [torch.randn(shape, device=device, dtype=torch.float16 if on_gpu else torch.float32) for _ in range(3)]
-    if on_gpu:  # the library's `window` counts the keys before the own one
+    if on_gpu:  # the library's `window` counts the keys before the query's own
         runs = [partial(attention, *tensors, causal=True, window=keys) for keys in (None, window - 1)]
     else:
         runs = [partial(tile_by_tile, *tensors, keys) for keys in (length, window)]
@@ -513,23 +523,24 @@ for length in lengths:
 print(measured("17 share of the saving on paper that is reached", 100 * causal / windowed / on_paper, "%"))
 
 # %% [markdown]
-# With a window, more of the tiles are edges that need the mask: two or three of nine instead of one of many. So expect
-# a little less than on paper. On a CPU the share may be above 100 %, because large slices no longer fit its cache.
+# With a window, a larger share of the tiles are edges that need the mask: two or three of nine instead of one of many.
+# So expect a little less than on paper. On a CPU the share may be above 100 %, because the larger slices of causal
+# attention no longer fit its cache.
 #
 # ## Decode: the window's pages
 #
-# In decode there is one query, and the limit is the bytes of keys and values that it reads. A kernel that only masks
-# reads the whole cache and throws most of it away.
+# In decode there is one query, and the limit is the bytes of keys and values that it reads.
 #
-# Take 8 KV heads of dimension 128 in 16 bits, so 4,096 bytes a token and layer. With a context of 131,072 tokens a full
-# layer reads 537 MB. A window of 4,096 keys needs 16.8 MB of that, a 32nd. In 2026 vLLM's paged decode kernel for AMD
-# still read everything: with a window of 512 and 16,000 tokens, 97 % of the reads were thrown away
-# ([vllm#49588](https://github.com/vllm-project/vllm/pull/49588)).
+# Take 8 KV heads of dimension 128 in 16 bits, which is 4,096 bytes for each token and layer. With a context of 131,072
+# tokens, a layer without a window reads 537 MB. A window of 4,096 keys needs 16.8 MB of that, a 32nd. A kernel that
+# only masks still reads all 537 MB. In 2026 vLLM's paged decode kernel for AMD did this: with a window of 512 and
+# 16,000 tokens, 97 % of the reads were thrown away ([vllm#49588](https://github.com/vllm-project/vllm/pull/49588)).
 #
-# **Pages can be given back.** The newest query sees the last $W$ keys, and every later query sees even later ones. So a
-# key that has left the window is never read again. When all tokens of a page have left it, its page goes back to the
-# pool. A sequence then holds at most $\lceil (W - 1) / P \rceil + 1$ pages of $P$ tokens, however long it becomes. The
-# picture shows one sequence that grows to 96 tokens.
+# **Pages can be given back.** The newest query sees the last $W$ keys, and the window of every later query begins
+# later. So a key that has left the window is never read again. When all tokens of a page have left it, the page goes
+# back to the pool. A sequence then holds at most $\lceil (W - 1) / P \rceil + 1$ pages of $P$ tokens, however long it
+# becomes. The picture shows one sequence that grows to 96 tokens. Its window has 24 keys and its pages have 8 tokens,
+# so it holds at most 4 pages.
 
 # %%
 from course_lib.figures.sparse.pages import draw_window_pages
@@ -537,8 +548,9 @@ from course_lib.figures.sparse.pages import draw_window_pages
 draw_window_pages(tokens=96, page_size=8, window=24)
 
 # %% [markdown]
-# The next cell runs the library's kernel without these pages: their entries in the block table are −1. **Predict** how
-# many times fewer bytes it loads at 1,024 tokens with a window of 128.
+# The next cell runs the library's decode kernel on 1,024 tokens, first with all keys and then with a window of 128. In
+# the second run the pages before the window have been given back, and their entries in the block table are −1.
+# **Predict** how many times fewer bytes the kernel then loads.
 
 # %%
 predict("17 bytes of a decode step, all keys over a window", ..., "times")
@@ -558,53 +570,55 @@ for name, entries, window in (("all keys", table, None), ("a window of 128", kep
 print(measured("17 bytes of a decode step, all keys over a window", loaded[0] / loaded[1], "times"))
 
 # %% [markdown]
-# The window's keys and values are an eighth. The rest is the query, the table and the partial results of the splits.
+# The window's keys and values are an eighth of all. The rest is the query, the table and the partial results of the
+# splits.
 #
 # Two rules go with giving pages back. First, the *position* of a token does not change when pages before it are
-# dropped. If you take the number of kept tokens as the position, each new token is turned by the wrong angle. Second,
-# the kernel must never read a page that was given back, because it belongs to someone else.
+# dropped. If you take the number of kept tokens as the position, the rotary encoding turns each new token by the wrong
+# angle. Second, the kernel must never read a page that was given back, because it may belong to another sequence by
+# now.
 #
 # **Where the tiles begin.** If tiles of $T$ keys lie on a grid that starts at key 0, a window usually begins in the
-# middle of one. With $W$ a multiple of $T$ it then touches $W/T + 1$ tiles. Tiles that start at the window's first key
-# are always $W/T$, such as 4 instead of 5 with $T = 32$ and $W = 128$. On a B200 vLLM measured a gain of 13.5 % at a
-# window of 128 and 0.9 % at 4,096 ([vllm#54718](https://github.com/vllm-project/vllm/pull/54718)).
+# middle of one. If $W$ is a multiple of $T$, it then touches $W/T + 1$ tiles. Tiles that start at the window's first
+# key are always $W/T$: with $T = 32$ and $W = 128$, that is 4 instead of 5. On a B200 vLLM measured a gain of 13.5 % at
+# a window of 128 and 0.9 % at 4,096 ([vllm#54718](https://github.com/vllm-project/vllm/pull/54718)).
 #
 # ## Two things called sink
 #
-# The word *sink* is used for two remedies against one problem. A softmax must give away all of its weight: the weights
-# of a row add up to 1, even if no key fits. Trained models put the surplus on the first tokens of the text, whatever
-# they are, because every query sees those. If a window drops the first tokens, the weight has to go elsewhere, and the
-# model breaks down. Xiao et al. found this and named these tokens *attention sinks*
+# The word *sink* is used for two remedies against one problem. The weights of a softmax add up to 1, even if no key
+# fits. Trained models put the surplus weight on the first tokens of the text, whatever they are, because every query
+# sees those. If a window drops the first tokens, this weight has to go elsewhere, and the model breaks down. Xiao et
+# al. found this and named these tokens *attention sinks*
 # ([StreamingLLM](https://github.com/mit-han-lab/streaming-llm)).
 #
 # | | kept first tokens (StreamingLLM) | a learned logit (gpt-oss) |
 # |---|---|---|
 # | what it is | the first 4 tokens or so stay in the cache | one trained number for each query head |
-# | keys and values | as of any token | none |
+# | keys and values | like those of any token | none |
 # | trap | positions | splits and units |
 #
 # **Kept first tokens.** A query sees the first $S$ keys and the last $W$. StreamingLLM counts positions *inside the
-# cache*, so that the gap does not exist for the rotation. Therefore it caches keys before they are turned, and turns
-# them at each step ([streaming-llm#73](https://github.com/mit-han-lab/streaming-llm/issues/73)). If you cache turned
-# keys and only renumber new ones, positions contradict each other
+# cache*, so that the rotary encoding sees no gap between the two. Therefore it caches keys before they are turned, and
+# turns them at each step ([streaming-llm#73](https://github.com/mit-han-lab/streaming-llm/issues/73)). If you cache
+# turned keys and renumber only the new ones, positions contradict each other
 # ([transformers#35350](https://github.com/huggingface/transformers/issues/35350)).
 #
-# **A learned logit.** Each query head $h$ has a number $s_h$. It joins the softmax like the score of a key, but it has
-# no value:
+# **A learned logit.** Each query head $h$ has a number $s_h$. It joins the softmax like the score of one more key, but
+# it has no value:
 #
 # $$O_i = \frac{\sum_j e^{x_{ij}} V_j}{e^{s_h} + \sum_j e^{x_{ij}}}$$
 #
-# The score $x_{ij}$ is scaled by $1/\sqrt{D}$ as always, and $s_h$ is not. If all scores are 0, all values are 1, and
+# The score $x_{ij}$ is scaled by $1/\sqrt{D}$ as always, but $s_h$ is not. If all scores are 0, all values are 1, and
 # there are 4 keys, then a sink of 0 gives $4/5$ where plain attention gives 1. The missing fifth went into the sink.
 # That is a simple test: a kernel that ignores the sink returns 1
 # ([modular#6198](https://github.com/modular/modular/issues/6198) was found like this).
 #
-# A plain way appends a column with $s_h$ to the scores, takes the softmax, and drops the column before the product with
-# the values. A kernel can start the running maximum at $s_h$ and the running sum at 1 instead, as if it had seen the
-# sink first. The accumulator still starts at 0, because a sink has no value.
+# In plain PyTorch you can append a column with $s_h$ to the scores, take the softmax, and drop the column before the
+# product with the values. A kernel can instead start the running maximum at $s_h$ and the running sum at 1, as if it
+# had seen the sink first. The accumulator still starts at 0, because a sink has no value.
 #
 # **With splits**, each split has a running sum of its own. If each one adds the sink, the merged denominator contains
-# it once for every split. In the next cell the values are 1, so the output is the weight of all keys.
+# it once for every split. In the next cell all values are 1, so the output is the total weight of the keys.
 
 # %%
 keys, sink = torch.zeros(64), torch.tensor(3.0)  # 64 keys with the score 0
@@ -613,18 +627,19 @@ for splits in (1, 2, 8):
     print(f"the sink added by {splits} of {splits} splits: the keys get {torch.exp(keys).sum() / total:.3f}")
 
 # %% [markdown]
-# So the number of splits would change the result, and that number depends on the GPU and on the length of the text.
-# Exactly one place may add the sink: either one split, or the merge. The merge is safer. A split whose range of keys is
-# empty often returns early, and loses the sink if it was the one to add it. AMD's library had both mistakes, and a
-# third ([rocm-libraries#12227](https://github.com/ROCm/rocm-libraries/issues/12227)): the loop worked with powers of 2,
-# so its scores were multiplied by $\log_2 e$, and the sink was not.
+# So the result would change with the number of splits, which depends on the GPU and on the length of the text. Exactly
+# one place may add the sink: either one split, or the merge. The merge is safer. A split without keys often returns
+# early, and if it was the one to add the sink, the sink is lost. AMD's library had both mistakes, and a third
+# ([rocm-libraries#12227](https://github.com/ROCm/rocm-libraries/issues/12227)): the loop worked with powers of 2, so
+# its scores were multiplied by $\log_2 e$, but the sink was not.
 #
-# At the merge the sink acts like one more split, with a known log-sum-exp and an output of zeros. As in chapter 08,
+# At the merge the sink acts like one more split, whose log-sum-exp is $s_h$ and whose output is zero. As in chapter 08,
 # subtract the largest log-sum-exp before you exponentiate.
 #
-# **The gradient.** Let $p_i$ be the sink's own weight in row $i$. How does the output change when the sink's logit
-# grows? All other weights shrink by the share $p_i$, so $\partial O_i / \partial s_h = -p_i O_i$. The chain rule
-# multiplies by the gradient that arrives, and all rows of the head add up:
+# **The gradient.** Let $p_i$ be the sink's own weight in row $i$. When the sink's logit grows, all other weights shrink
+# by the share $p_i$, so $\partial O_i / \partial s_h = -p_i O_i$. In the example with 4 keys $p_i = 1/5$ and
+# $O_i = 4/5$, so this is $-0.16$. To get the gradient of the loss $L$, multiply by the gradient $dO_i$ of the output,
+# and add up all rows of the head:
 #
 # $$\frac{\partial L}{\partial s_h} = -\sum_i p_i \; (dO_i \cdot O_i), \qquad p_i = e^{s_h - \text{lse}_i}$$
 #
@@ -636,11 +651,11 @@ for splits in (1, 2, 8):
 def merge(outputs: torch.Tensor, lses: torch.Tensor, sinks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The attention over the keys of all splits and one sink for each head.
 
-    outputs: float32 [splits, rows, heads, head_dim], splits from 1 on: each split's average of its values by its own
-        softmax. Where a split saw no key, no one has written its output: it may hold anything, NaN too.
+    outputs: float32 [splits, rows, heads, head_dim], splits from 1 on: each split's average of its values, weighted by
+        its own softmax. Where a split saw no key, its output was never written: it may hold anything, NaN too.
     lses: float32 [splits, rows, heads], natural logarithms of any size to ±20,000: a split's log-sum-exp without the
         sink, -inf where it saw no key.
-    sinks: float32 [heads], natural units, of any size to ±10⁴, or -inf: that head has no sink.
+    sinks: float32 [heads], natural units, of any size to ±10⁴, or -inf, which means that the head has no sink.
     Returns: output [rows, heads, head_dim] and lse [rows, heads], float32. lse includes the sink. Where no split saw a
     key, the output is 0, and lse is the sink: -inf where there is none. No argument is changed. All tensors are
     contiguous.
@@ -660,9 +675,9 @@ def merge(outputs: torch.Tensor, lses: torch.Tensor, sinks: torch.Tensor) -> tup
 def sink_gradient(
     output: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor, output_gradient: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of the loss by each head's sink.
+    """The gradient of the loss with respect to each head's sink.
 
-    output, output_gradient: O and dO [rows, heads, head_dim], float32, float16 or bfloat16, and both the same.
+    output, output_gradient: O and dO [rows, heads, head_dim], float32, float16 or bfloat16, both of the same dtype.
     lse: float32 [rows, heads], as `merge` returns it: the sink is included. In a row that saw no key, O is 0 and lse
         is the sink.
     sinks: float32 [heads], as above. A head without a sink gets 0.
@@ -680,10 +695,11 @@ best_merge, best_sink_gradient = check("17.4", merge, sink_gradient).best
 # %% [markdown]
 # ## Block lists · deeper
 #
-# A window is one pattern of many. Others are several documents in one row, or windows with kept first tokens. For any
-# mask you can list, for each tile of queries, which tiles of keys to visit. FlexAttention uses two lists for this. A
-# tile is in the list of *full* tiles if all of its pairs are seen, and needs no mask. It is in the list of *partial*
-# tiles if some are. All other tiles are in no list, and cost nothing.
+# A window is one pattern of many. Others are several documents in one row, or a window with kept first tokens. Any mask
+# can be turned into lists that say, for each tile of queries, which tiles of keys to visit. FlexAttention uses two such
+# lists. If all pairs of a tile are seen, it is in the list of *full* tiles and needs no mask. (So far we called such a
+# tile whole.) If only some are seen, it is in the list of *partial* tiles. All other tiles are in no list, and cost
+# nothing.
 #
 # The picture shows a window with kept first tokens, in tiles of 4 × 4.
 
@@ -697,41 +713,41 @@ draw_block_lists((distance >= 0) & ((distance < 12) | (positions[None, :] < 3)),
 # %% [markdown]
 # The third panel is the *transpose*. In the backward pass a program computes dK and dV of one tile of keys, so it needs
 # all tiles of queries that see it. These are the same tiles, listed by columns. Look at column 0: because of the kept
-# tokens every query visits it, so its program does twice as much work as the others.
+# tokens, every tile of queries visits it. So its program does twice as much work as the others.
 #
-# - **Why two lists?** PyTorch's documentation says that leaving the mask away in full tiles is worth about 15 % for a
+# - **Why two lists?** PyTorch's documentation says that computing full tiles without a mask is worth about 15 % for a
 #   causal mask ([BlockMask](https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html)).
 # - **Lists are made for one length and one block size.** Lists of a longer text gave wrong results for a shorter one
 #   ([attention-gym#34](https://github.com/meta-pytorch/attention-gym/issues/34)); today PyTorch refuses them
 #   ([pytorch#141625](https://github.com/pytorch/pytorch/pull/141625)).
-# - **Making lists costs time.** If the mask depends on the data, it is made for every layer and step. On a GB200
-#   FlashInfer's `plan()` took 1.3 to 2.7 ms for each mask
+# - **Making lists costs time.** If the mask depends on the data, new lists are made for every layer and step. On a
+#   GB200 FlashInfer's `plan()` took 1.3 to 2.7 ms for each mask
 #   ([flashinfer#4554](https://github.com/flashinfer-ai/flashinfer/issues/4554)).
 
 # %% [markdown]
 # **Lists of a mask.** All lists of one kind form a table. Row $i$ of `full` begins with the tiles of keys that tile $i$
-# of queries visits without a mask, in ascending order. `full_counts[i]` says how many they are, and −1 stands behind
-# them. The table is as wide as the longest list could be.
+# of queries visits without a mask, in ascending order. `full_counts[i]` says how many there are, and −1 fills the rest
+# of the row. The table is as wide as the longest list could be.
 #
-# What about a tile that the end of the text cuts? All of its pairs that exist may be visible, and yet the kernel needs
-# a mask there, because its loads would reach beyond the tensor. So it is never full.
+# A tile that the end of the text cuts is never full. All of its pairs that exist may be visible, but the kernel still
+# needs a mask there, because its loads would reach beyond the tensor.
 #
-# The transpose needs no mask, as it follows from a table and its counts alone. What stands behind a count is to be
-# ignored, because a table may be used again for another text without being cleared. The backward pass transposes the
-# full tiles and the partial ones separately.
+# You can compute the transpose from a table and its counts alone, without the mask. Ignore the entries after a row's
+# count: a table may be reused for another text without being cleared. The backward pass transposes the full tiles and
+# the partial ones separately.
 
 # %%
 # Exercise 17.5 · Block lists, and their transpose
 def block_lists(visible: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The lists of full and of partial tiles for each tile of `block` queries, a tile having `block` keys.
+    """The lists of full and of partial tiles for each tile of `block` queries. A tile of keys has `block` keys.
 
     visible: bool [query_length, key_length], any lengths of at least 1 and any pattern; True where the query sees the
         key.
     block: at least 1. The last tile of the queries, and of the keys, may be cut by the end.
     Returns: (full_counts, full, partial_counts, partial), int32: [query_tiles], [query_tiles, key_tiles] and the same
     again, with query_tiles and key_tiles rounded up. A tile is full if it is not cut and all its block · block pairs
-    are visible; it is partial if it holds a visible pair and is not full. Row i of a list has the tiles of keys of tile
-    i of queries, ascending, and -1 from its count on.
+    are visible; it is partial if it holds a visible pair and is not full. Row i of a list has the tiles of keys for
+    tile i of queries, ascending, and -1 from its count on.
     """
     # BEGIN SOLUTION
     query_length, key_length = visible.shape
@@ -749,7 +765,7 @@ def block_lists(visible: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.
 
 
 def transposed(counts: torch.Tensor, indices: torch.Tensor, key_tiles: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A list by tiles of keys: which tiles of queries visit each of them.
+    """The list for each tile of keys: which tiles of queries visit it.
 
     counts: int32 [query_tiles], how many tiles each tile of queries visits, which may be 0.
     indices: int32 [query_tiles, width], with a width of at least the largest count and at least 1. Row i begins with
@@ -775,49 +791,54 @@ best_block_lists, best_transposed = check("17.5", block_lists, transposed).best
 # %% [markdown]
 # ## Choosing keys · deeper
 #
-# A window decides by position. But the important key may be 50,000 tokens back. So newer models *choose*: something
-# cheap scores all keys, and attention then looks only at the best ones. Three designs differ in what they score.
+# A window decides by position. But the important key may be 50,000 tokens back. So newer models *choose*: a cheap
+# computation scores all keys, and attention then looks only at the best ones. Three designs differ in what they score.
 #
-# - **MoBA** cuts the keys into blocks and scores a block by the query times the mean of its keys. A query takes the
+# - **MoBA** cuts the keys into blocks, and scores a block by the query times the mean of its keys. A query takes the
 #   best $k$ blocks. Its own block is always one of the $k$, and is causal inside
-#   ([MoBA#27](https://github.com/MoonshotAI/MoBA/issues/27)). Why always? The mean of the own block contains keys of
-#   the future, so its score must not decide anything.
-# - **NSA** has three branches and adds them with learned gates: attention over compressed blocks of $l = 32$ keys, one
-#   every $d = 16$; attention over the $n = 16$ blocks of $l' = 64$ keys that got the most weight there; and a window of
-#   512 keys. All query heads of a group choose together, because they share their keys, and each key is then loaded
-#   once. At 65,536 tokens a query reads 4,096 + 1,024 + 512 keys, 8.6 % of all.
-# - **DeepSeek's sparse attention** (V3.2) scores single tokens. A *lightning indexer* has small queries and one small
-#   key for each token. With $H_I = 64$ heads of dimension 128, the score of query $t$ and key $s$ is $\sum_h w_{t,h}
-#   \cdot \text{ReLU}(q_{t,h} \cdot k_s)$. The 2,048 best keys get attention. ReLU turns negative products into 0, so
-#   they cannot cancel the positive ones of other heads.
+#   ([MoBA#27](https://github.com/MoonshotAI/MoBA/issues/27)). That block's score must not decide, because the mean of
+#   its keys contains the future.
+# - **NSA** has three branches and adds them with learned gates. The first is attention over compressed blocks of
+#   $l = 32$ keys, one block every $d = 16$ keys. The second is attention over the $n = 16$ blocks of $l' = 64$ keys
+#   that got the most weight in the first. The third is a window of 512 keys. All query heads of a group share their
+#   keys, so they choose together, and each key is then loaded once. At 65,536 tokens a query reads 4,096 + 1,024 + 512
+#   keys, 8.6 % of all.
+# - **DeepSeek's sparse attention** (V3.2) scores single tokens. A *lightning indexer* has small queries of its own, and
+#   one small key for each token. It has $H_I = 64$ heads of dimension 128, and the score of query $t$ and key $s$ is
+#   $\sum_h w_{t,h} \cdot \text{ReLU}(q_{t,h} \cdot k_s)$, with a weight $w_{t,h}$ for each head. The 2,048 best keys
+#   get attention. ReLU turns negative products into 0, so they cannot cancel the positive ones of other heads.
 #
-# **$O(N^2)$ again.** All three still look at every key, only more cheaply. NSA's compressed branch reads $N/16$ keys.
-# Attention over 2,048 keys grows with $N$, but the indexer scores every pair and grows with $N^2$.
+# **$O(N^2)$ again.** All three still look at every key, only more cheaply. NSA's compressed branch reads $N/16$ keys
+# for each query. DeepSeek's attention over 2,048 keys grows with $N$, but its indexer scores every pair, so its cost
+# grows with $N^2$.
 #
 # **Top-k without sorting.** The scores of one query do not fit into a tile, and sorting 65,536 numbers to find 2,048 is
-# wasteful. A *radix histogram* finds the border instead. Turn the floats into integers of the same order. Count how
-# many numbers have each value of the top 8 bits. Add up the counts from the top until $k$ is reached: now you know the
-# top 8 bits of the $k$-th largest. Repeat with the next 8 bits among the numbers that have these. After four passes the
-# border is known exactly. A last pass writes the positions of all numbers above it, and of as many *at* it as are
-# missing.
+# wasteful. A *radix histogram* instead finds the *border*, which is the $k$-th largest number. Turn the floats into
+# integers of the same order. Count how many numbers have each value of the top 8 bits. Add up the counts from the top
+# until you reach $k$: now you know the top 8 bits of the border. Repeat this with the next 8 bits, but count only the
+# numbers whose top bits are those of the border. After four passes you know the border exactly. A last pass writes the
+# positions of all numbers above it, and of as many *equal* to it as are still missing.
 #
 # Three details matter. Ties at the border need a rule, such as "the lower position wins", or two runs choose
-# differently. −0 and +0 are equal numbers with different bits. And the first 2,047 queries see fewer than $k$ keys.
-# They must choose all of them, so that the result equals plain attention. A test for all designs is to change the keys
-# after position $t$: the choice for $t$ must not change.
+# differently. −0 and +0 are equal numbers with different bits. And the first 2,047 queries see fewer than $k$ keys, so
+# they must choose all of them. Their result then equals plain attention.
+#
+# One test fits all three designs: change the keys after position $t$. The choice for $t$ must not change.
 
 # %% [markdown]
-# **The indexer's choice.** The first function computes the indexer's scores, in PyTorch. The second is the kernel. One
-# program takes one row and walks over its visible keys in tiles. It may load each score six times. The four passes and
-# the last one need five.
+# **The indexer's choice.** The first function computes the indexer's scores, in PyTorch. The second runs a kernel that
+# chooses. One program takes one row, and walks over its visible keys in tiles. It may load each score six times; the
+# four passes and the last one need five.
 #
-# The bits of a float32, read as an int32 $b$, grow with the number where it is positive. Where it is negative they
-# fall. For $b < 0$ the integer $-2^{31} - b$ mends this, and makes of −0 the 0 that +0 is. Shifts by 24, 16, 8 and 0
-# bits give the digits. `tl.histogram` counts them, with a mask for the keys that have the right digits so far, and
-# `tl.cumsum(counts, axis=0, reverse=True)` adds them up from the top.
+# First turn each score into an integer. Read the bits of the float32 as an int32 $b$. Where the score is positive, $b$
+# grows with it. Where it is negative, $b$ falls as the score grows, so take $-2^{31} - b$ when $b < 0$. This also turns
+# the bits of −0 into 0, which are the bits of +0.
 #
-# In the last pass each key needs its place in the list. Within a tile `tl.cumsum` gives it, and from tile to tile a
-# running number.
+# Shifts by 24, 16, 8 and 0 bits give the four digits, from the top. `tl.histogram` counts them, with a mask for the
+# keys whose digits so far are the border's. `tl.cumsum(counts, axis=0, reverse=True)` adds up the counts from the top.
+#
+# In the last pass each chosen key needs its place in the list. Within a tile `tl.cumsum` gives it, and a running number
+# carries it from tile to tile.
 
 # %%
 # Exercise 17.6 · The indexer's choice
@@ -826,7 +847,7 @@ def index_scores(query: torch.Tensor, key: torch.Tensor, weights: torch.Tensor) 
 
     query: float32 [rows, heads, dim]. key: float32 [keys, dim], which all heads share. weights: float32 [rows, heads],
         of either sign.
-    Returns: float32 [rows, keys]. All keys are scored: no mask, and no scale but the weights.
+    Returns: float32 [rows, keys]. All keys are scored. There is no mask, and no scale but the weights.
     """
     # BEGIN SOLUTION
     products = torch.einsum("rhd,kd->rhk", query, key)
@@ -836,7 +857,7 @@ def index_scores(query: torch.Tensor, key: torch.Tensor, weights: torch.Tensor) 
 
 @triton.jit
 def ordered_bits(scores, start, lanes, seen):
-    """(int32 in the order of the scores, which of them are visible) of a tile."""
+    """For one tile: the scores as int32 of the same order, and which of them are visible."""
     # BEGIN SOLUTION
     inside = start + lanes < seen
     bits = tl.load(scores + start + lanes, mask=inside, other=0.0).to(tl.int32, bitcast=True)
@@ -852,7 +873,7 @@ def choose_kernel(score_pointer, visible_pointer, chosen_pointer, row_stride, k,
     scores, chosen = score_pointer + row * row_stride, chosen_pointer + row * k
     seen = tl.load(visible_pointer + row)
     lanes, digits = tl.arange(0, BLOCK), tl.arange(0, 256)
-    missing = tl.minimum(k, seen)  # keys to be found among those that have the border's digits so far
+    missing = tl.minimum(k, seen)  # keys still to be found among those with the border's digits so far
     border = tl.full([], 0, tl.int32)
     for part in tl.static_range(4):
         counts = tl.zeros([256], tl.int32)
@@ -887,14 +908,15 @@ def choose_kernel(score_pointer, visible_pointer, chosen_pointer, row_stride, k,
 def choose(scores: torch.Tensor, visible: torch.Tensor, k: int) -> torch.Tensor:
     """The positions of the k largest visible scores of each row, by Triton.
 
-    scores: float32 [rows, length], from 1 to 100,000 long: a row does not fit into one tile. Rows may lie any number of
-        elements apart, and begin beyond 2³¹ elements; a row's elements lie side by side. Of any size, infinities too.
+    scores: float32 [rows, length], from 1 to 100,000 long, so a row may not fit into one tile. Of any size, infinities
+        too. Rows may lie any number of elements apart, and may begin beyond 2³¹ elements; a row's elements lie side by
+        side.
     visible: int32 [rows], 0 to length. Row t sees its first visible[t] keys. The other scores may be anything, even
-        NaN; the visible ones are no NaN.
+        NaN; no visible score is NaN.
     k: at least 1, up to 4,096; it may be larger than the length.
     Returns: int32 [rows, k], the positions in ascending order. Of equal scores the lower position is chosen first, and
-    -0 equals +0. A row with fewer than k visible keys has all of them, whatever their scores, and -1 behind.
-    Triton kernels load each visible score at most 6 times and no other score; PyTorch computes and copies nothing.
+    -0 equals +0. A row with fewer than k visible keys has all of them, whatever their scores, and -1 after them.
+    Triton kernels load each visible score at most 6 times and no other score. PyTorch computes and copies nothing.
     """
     # BEGIN SOLUTION
     rows, length = scores.shape
@@ -911,12 +933,14 @@ best_index_scores, best_choose = check("17.6", index_scores, choose).best
 # %% [markdown]
 # ## From which length it pays
 #
-# Users report that sparse attention was slower than dense
+# In a model like DeepSeek-V3.2 a small *indexer* scores all keys, and attention then looks only at the best $k$ of
+# them. Users report that sparse attention was slower than dense
 # ([NSA-triton#3](https://github.com/XunhaoLai/native-sparse-attention-triton/issues/3)). At short lengths that has to
 # be so, because choosing costs something at every length, and saves nothing until the text is longer than $k$.
 #
-# Let $P(N, c) = \sum_t \min(t + 1, c)$ be the pairs when each query sees at most $c$ keys. With $H$ heads of dimension
-# $D$, an indexer with $H_I$ heads of dimension $D_I$, and $k$ chosen keys:
+# Let $P(N, c) = \sum_t \min(t + 1, c)$ be the number of pairs when each query sees at most $c$ keys. For example,
+# $P(4, 2) = 1 + 2 + 2 + 2 = 7$. Attention has $H$ heads of dimension $D$, and the indexer has $H_I$ heads of dimension
+# $D_I$:
 #
 # | | FLOPs |
 # |---|---|
@@ -924,16 +948,16 @@ best_index_scores, best_choose = check("17.6", index_scores, choose).best
 # | a window | $4 H D \; P(N, W)$ |
 # | chosen keys | $2 H_I D_I \; P(N, N) + 4 H D \; P(N, k)$ |
 #
-# *Choosing* means computing scores, but no values. So the indexer has 2 where attention has 4.
+# The indexer computes scores but no values, so it has a 2 where attention has a 4.
 #
 # Take DeepSeek-V3.2, a little simplified: $H = 128$ heads, with keys of dimension 192 and values of 128, so $D = 160$
 # on average; $H_I = 64$, $D_I = 128$, $k = 2048$. A pair costs 81,920 FLOPs in attention and 16,384 in the indexer, a
 # fifth. So at equal rates choosing can never be more than 5 times as fast. DeepSeek's indexer computes in FP8, at twice
 # the rate, so there the limit is 10.
 #
-# Rates matter in the other direction, too. Chosen keys lie scattered in memory, and the tiles of neighbouring queries
-# do not share them. Suppose that attention over chosen keys reaches half the rate of dense attention. **Predict** from
-# which length choosing pays then, if the indexer runs at the rate of dense attention.
+# Rates can also work against choosing. Chosen keys lie scattered in memory, and the tiles of neighbouring queries do
+# not share them. Suppose that attention over chosen keys reaches half the rate of dense attention, and that the indexer
+# runs at the full rate of dense attention. **Predict** from which length choosing pays.
 
 # %%
 predict("17 length from which choosing pays", ..., "tokens")
@@ -962,27 +986,29 @@ draw_costs(lines, "time of a layer, by its FLOPs", "one layer with DeepSeek-V3.2
            (crossing, f"choosing pays from {crossing:,} tokens on"))
 
 # %% [markdown]
-# At equal rates the lines cross at 3,705 tokens, at half the rate at 9,086, and at a quarter of the rate still later.
-# So the crossing depends on how good the kernels are. A whole module of NSA on an H100, with its projections, took 28.0
-# ms at 16,384 tokens where plain attention took 20.4, and 58.6 against 64.1 at 32,768
+# If attention over chosen keys runs at the rate of dense attention, the lines cross at 3,705 tokens. At half the rate
+# they cross at 9,086, and at a quarter of the rate still later. So the crossing depends on how good the kernels are. On
+# an H100 a whole module of NSA, with its projections, took 28.0 ms at 16,384 tokens where plain attention took 20.4. At
+# 32,768 tokens it took 58.6 ms against 64.1
 # ([NSA-triton#9](https://github.com/XunhaoLai/native-sparse-attention-triton/issues/9)). So there the lines crossed
 # between these lengths.
 #
-# In decode, count bytes instead: dense attention reads the whole cache, and chosen keys read $k$ rows and the small key
-# of every token.
+# In decode, count bytes instead: dense attention reads the whole cache, while choosing reads $k$ rows of it and the
+# small key of every token.
 
 # %%
 # Exercise 17.7 · From which length choosing pays
 def flops(kind: str, length: int, shape: dict) -> int:
     """The FLOPs of causal attention over a prompt of `length` tokens, 0 to 2⁴⁰, as an exact Python int.
 
-    kind: "dense", "window" or "chosen". Query t, counted from 0, sees t + 1 keys. It attends to all of them; to the
-        last shape["window"], its own included; or to shape["k"] chosen ones; to fewer where there are not so many.
+    kind: "dense", "window" or "chosen". Query t, counted from 0, sees t + 1 keys. "dense": it attends to all of them.
+        "window": to the last shape["window"], its own included. "chosen": to shape["k"] chosen ones. Where it sees
+        fewer keys than that, it attends to all of them.
     shape: a dict of whole numbers, each at least 1: "query_heads", "head_dim", "index_heads", "index_dim", "window"
         and "k".
-    A query attends to a key for 4 · query_heads · head_dim FLOPs. For "chosen", an indexer also scores every key that a
-    query sees, for 2 · index_heads · index_dim FLOPs each, however short the prompt is. Nothing else is counted. There
-    may be 2⁴⁰ tokens, so without a loop through queries.
+    For each query, attention to one key costs 4 · query_heads · head_dim FLOPs. For "chosen", an indexer also scores
+    every key that a query sees, for 2 · index_heads · index_dim FLOPs each, however short the prompt is. Nothing else
+    is counted. There may be 2⁴⁰ tokens, so do not loop over queries.
     """
     # BEGIN SOLUTION
     def pairs(most):
@@ -997,16 +1023,16 @@ def flops(kind: str, length: int, shape: dict) -> int:
 
 
 def crossover(shape: dict, rates: dict) -> int | None:
-    """The least length, at least 1, from which on chosen keys never take longer than dense attention; None if none is.
+    """The least length from which on chosen keys never take longer than dense attention; None if there is none.
 
     shape: as for `flops`. rates: FLOPs a second, whole numbers or floats above 0: "dense" for dense attention, "index"
         for the indexer's scores, "chosen" for attention to the chosen keys. The indexer runs first, then attention.
-    Returns: a Python int or None. If both take equally long at a length, chosen keys do not take longer there. No two
-    times are so close, unless equal, that float64 could not tell them apart; equal ones are exact in float64. The
-    length is at most 2⁴⁰, so it must not be searched one token after another.
+    Returns: a Python int, at least 1, or None. If both take equally long at a length, chosen keys do not take longer
+    there. Times that differ, differ by enough for float64 to tell them apart, and equal ones are exact in float64. The
+    length is at most 2⁴⁰, so do not search it one token after another.
     """
     # BEGIN SOLUTION
-    dense = 4 * shape["query_heads"] * shape["head_dim"] / rates["dense"]  # seconds for a pair
+    dense = 4 * shape["query_heads"] * shape["head_dim"] / rates["dense"]  # seconds per pair
     index = 2 * shape["index_heads"] * shape["index_dim"] / rates["index"]
     if index >= dense:
         return None
@@ -1035,12 +1061,12 @@ best_flops, best_crossover = check("17.7", flops, crossover).best
 # ## One long row among short ones
 #
 # A kernel ends when its last program ends. In SGLang's decode step of DeepSeek-V4 on an AMD GPU, one program walked
-# over 5,000 entries beside others with 200 ([sglang#39968](https://github.com/sgl-project/sglang/pull/39968)). There
-# were almost enough programs to fill the chip, so a rule that only counts programs did not split the long one.
+# over 5,000 entries while others had 200 ([sglang#39968](https://github.com/sgl-project/sglang/pull/39968)). There were
+# almost enough programs to fill the chip, so a rule that only counts programs did not split the long one.
 #
-# The cell gives 48 rows to a chip with 16 slots: 47 rows with 200 keys, and at last one with 5,000. A slot takes the
-# next program when it is free. Shared evenly, all keys would take each slot the time of 900 keys. **Predict** how many
-# times as long the rows take as they come.
+# The next cell gives 48 rows to a chip with 16 slots, which are places for a running program: 47 rows with 200 keys,
+# followed by one with 5,000. A slot takes the next program when it is free. If all keys were shared evenly, each slot
+# would get 900. **Predict** how many times as long as this even share the rows take in the order in which they come.
 
 # %%
 predict("17 time with a long row over an even share", ..., "times")
@@ -1062,12 +1088,13 @@ print(measured("17 time with a long row over an even share", shares["as they com
 draw_loads(plans, SLOTS, "keys (dashed: an even share)")
 
 # %% [markdown]
-# *Sorting* the rows helps little, because the long row alone takes longer than everything else together. *Splitting*
-# helps, as in chapter 08: with pieces of at most 256 keys no program is long, and the result needs a merge. A
-# *persistent* kernel starts one program for each slot, which takes pieces from a common list until it is empty.
+# *Sorting* the rows helps little, because the long row alone takes longer than everything else on the other slots.
+# *Splitting* helps, as in chapter 08: with pieces of at most 256 keys no program is long, but the result needs a merge.
+# A *persistent* kernel starts one program for each slot, and each program takes pieces from a common list until the
+# list is empty.
 #
-# So plan by the longest program, and not by the number of programs. Where rows are alike, splitting them cost SGLang 5
-# %.
+# So plan by the longest program, not by the number of programs. Splitting is not free either: where rows are alike, it
+# cost SGLang 5 %.
 
 # %% [markdown]
 # ## Finale: a text longer than the window
@@ -1075,7 +1102,7 @@ draw_loads(plans, SLOTS, "keys (dashed: an even share)")
 # Chapter 05's small model was trained once more, this time with a window of 64 keys in each of its four layers. Now it
 # writes a text longer than its window. Your kernel of 17.3 computes the prompt's attention, and the library's paged
 # decode kernel computes that of each new token. After each step the cache gives back every page that no later query can
-# see. The prompt is 140 bytes of the book that the model has not read.
+# see. The prompt is 140 bytes from a part of the book that the model has not read, and each byte is a token.
 
 # %%
 from course_lib.kernels.decode.append import append_to_pages_reference
@@ -1087,17 +1114,17 @@ from course_lib.serving.together import write_together
 
 writer = trained_model("window", device=device).requires_grad_(False)
 prompt, page_size = text_parts()[1][:140], 16
-new_tokens = 861 if on_gpu else 161  # the last one is written, and never runs
+new_tokens = 861 if on_gpu else 161  # the last one is written, but never run through the model
 print(who_runs({"attention (17.3)": best_window_attention}))
 
 
 def your_attention(query, key, value, causal, window):
-    """What the decoder calls. Its `window` counts the keys before a query's own, and yours counts the own one too."""
+    """What the decoder calls. Its `window` counts the keys before a query's own; yours counts the query's own too."""
     return best_window_attention(query, key, value, window + 1)
 
 
 def write(drop):
-    """The text, and the pages held after each step: those of the window, or with drop=False all."""
+    """The text, and the number of pages held after each step: those of the window, or all of them with drop=False."""
     cache = SequencePages(
         writer.config, 64, page_size, append=append_to_pages_reference, decode=paged_decode_attention,
         attention=your_attention, drop=drop, device=device,
@@ -1108,7 +1135,7 @@ def write(drop):
 
 
 # %% [markdown]
-# **Predict.** Pages have 16 tokens, so 300 tokens fill 19 pages, the last one in part. How many of them does the cache
+# **Predict.** Pages have 16 tokens, so 300 tokens fill 18 pages and part of a 19th. How many of these does the cache
 # hold after 300 tokens? The next query stands at position 300, counted from 0.
 
 # %%
@@ -1121,7 +1148,7 @@ print(text)
 
 # %% [markdown]
 # The query at position 300 sees the keys 237 to 300. Key 237 lies in page 14 and the last token, 299, in page 18, so
-# five pages are held. Now the same text with a cache that keeps everything.
+# five pages are held. Now write the same text with a cache that keeps everything.
 
 # %%
 text_of_all, held_of_all = write(drop=False)
@@ -1136,10 +1163,10 @@ for tokens in range(180, len(prompt) + new_tokens, 120 if on_gpu else 40):
 # pages for a step, after 300 tokens as after a million. Only the prompt was stored whole for a moment, because it ran
 # in one piece.
 #
-# Nothing was lost by giving pages back: no query could see them. What the model loses is lost by the window itself. On
-# text that it has not read, it is about 0.08 nats a byte worse than the same model without a window, over three seeds.
-# It is not blind beyond 63 tokens, though. Each layer reads what the layer below has gathered, so in four layers
-# something of a token can travel $4 \cdot 63 = 252$ places.
+# Nothing was lost by giving pages back, because no query could see them. What the model loses, it loses through the
+# window itself. On text that it has not read, it is about 0.08 nats a byte worse than the same model without a window,
+# over three seeds. It can still use tokens more than 63 places back, though. Each layer reads what the layer below has
+# gathered, so through four layers something of a token can travel $4 \cdot 63 = 252$ places.
 
 # %% [markdown]
 # ## The chapter's kernels at a glance
@@ -1154,9 +1181,9 @@ for tokens in range(180, len(prompt) + new_tokens, 120 if on_gpu else 40):
 # | windowed decode, in pages | |
 # |---|---|
 # | wins | 4,096 keys of 131,072: 17.4 µs instead of 140; with 64 users 259 instead of 7,700 (measured) |
-# | loses | masked only, it reads everything |
+# | loses | if it only masks, it reads everything |
 # | falls back | layers without a window keep all pages, and most models have some |
-# | trap | a position that counts kept tokens; a sink added in each split |
+# | trap | positions that count only kept tokens; a sink added in each split |
 #
 # | chosen keys | |
 # |---|---|
@@ -1166,8 +1193,8 @@ for tokens in range(180, len(prompt) + new_tokens, 120 if on_gpu else 40):
 # | trap | ties at the border; the mean of a block that reaches into the future |
 #
 # All times are from one H200, with PyTorch 2.11 and Triton 3.6, November 2026. The decode steps have 32 query heads on
-# 8 KV heads of dimension 128, and pages of 16 tokens. A step with a window took as long as one whose cache holds no
-# more than the window's keys.
+# 8 KV heads of dimension 128, and pages of 16 tokens. A step with a window took as long as a step on a cache that holds
+# only the window's keys.
 #
 # ## Check yourself
 #
@@ -1184,9 +1211,9 @@ for tokens in range(180, len(prompt) + new_tokens, 120 if on_gpu else 40):
 most_pages = -(-(4096 - 1) // 16) + 1
 wide = tiles_visited(8192, 256) - tiles_visited(8192 - 128, 256)  # what one more tile of queries visits
 self_check(
-    f"At most {most_pages}: the window's last {4096:,} tokens may begin in the middle of a page.",
+    f"At most {most_pages}, because the window's {4096:,} tokens may begin in the middle of a page.",
     f"{wide}. One is whole: the left one is cut by the window, the right one by the diagonal.",
-    "No, it is right: a sink has no value, so it changes the denominator alone. The maximum must know of it as well.",
+    "No, it is right: a sink has no value, so it changes only the denominator. The maximum must include it as well.",
     "It skipped: it tested every tile up to the diagonal, and loaded only those in the window.",
 )
 
@@ -1197,20 +1224,21 @@ self_check(
 #
 # - **gpt-oss** has a window of 128 keys in every other layer, and a learned logit for each of its 64 query heads in all
 #   layers. [OpenAI's reference](https://github.com/openai/gpt-oss/blob/main/gpt_oss/torch/model.py) appends it as a
-#   column and drops the column after the softmax.
+#   column.
 # - **Gemma 3** repeats five layers with a window and one without. The [configuration in
 #   transformers](https://github.com/huggingface/transformers/blob/main/src/transformers/models/gemma3/configuration_gemma3.py)
-#   has this as a pattern of 6. The [report](https://arxiv.org/abs/2503.19786) gives the reason: the memory of the cache
-#   at long contexts. The layers without a window keep everything, so the [cache still
+#   has this as a pattern of 6. The [report](https://arxiv.org/abs/2503.19786) gives the reason: the cache's memory at
+#   long contexts. The layers without a window keep everything, so the [cache still
 #   grows](https://github.com/ml-explore/mlx/discussions/3840).
 # - **DeepSeek-V3.2** was made from a dense model by further training, and its
-#   [card](https://github.com/deepseek-ai/DeepSeek-V3.2-Exp) reports results on par with it. 64 indexer heads of 128 and
-#   2,048 keys are the defaults of [NVIDIA's
-#   port](https://docs.nvidia.com/nemo/automodel/nemo-automodel/nemo_automodel/components/models/deepseek_v32/config).
+#   [card](https://github.com/deepseek-ai/DeepSeek-V3.2-Exp) reports results on par with that model. The defaults of
+#   [NVIDIA's
+#   port](https://docs.nvidia.com/nemo/automodel/nemo-automodel/nemo_automodel/components/models/deepseek_v32/config)
+#   are 64 indexer heads of dimension 128 and 2,048 keys.
 # - **FlexAttention** takes the mask as a Python function, makes [the
-#   lists](https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html) of it, and compiles the function into
-#   the kernel.
-# - **StreamingLLM** lets a model write on fluently, but makes no context longer, as its
+#   lists](https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html) from it, and compiles the function
+#   into the kernel.
+# - **StreamingLLM** lets a model keep writing fluently, but does not extend its context, as its
 #   [authors](https://github.com/mit-han-lab/streaming-llm) say.
 # - **NSA** has experimental kernels for Blackwell in [cuDNN's
 #   frontend](https://docs.nvidia.com/deeplearning/cudnn/frontend/v1.18.0/fe-oss-apis/nsa.html).

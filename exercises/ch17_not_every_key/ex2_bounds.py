@@ -32,7 +32,7 @@ def ranges(functions, first, last, key_length, before, after, block):
     finally:
         sys.settrace(traced)
     if not isinstance(returned, (tuple, list)) or len(returned) != 4 or any(type(n) is not int for n in returned):
-        raise TypeError(f"key_tiles returned {returned!r}; asked for are four whole numbers")
+        raise TypeError(f"key_tiles returned {returned!r}; it must return four whole numbers")
     begin, whole_begin, whole_end, end = returned
     if not begin <= whole_begin <= whole_end <= end:
         return {"visited": "not in order", "whole": f"{begin}, {whole_begin}, {whole_end}, {end}"}
@@ -63,16 +63,16 @@ def bound_cases(draw):
     at = 1024 + draw.integer(1, 128)
     cases = {
         "queries 8 to 11, a window of 6 keys, causal, tiles of 4": (8, 11, 20, 5, 0, 4),
-        "the same queries, causal alone": (8, 11, 20, None, 0, 4),
+        "the same queries, causal without a window": (8, 11, 20, None, 0, 4),
         "the same queries, no bound": (8, 11, 20, None, None, 4),
-        "before 0 and after 0: a query sees its own key alone": (6, 6, 20, 0, 0, 4),
+        "before 0 and after 0: a query sees only its own key": (6, 6, 20, 0, 0, 4),
         "a window of 1 key": (128, 255, 1000, 0, 0, 128),
         "a window of 128 keys": (128, 255, 1000, 127, 0, 128),
         "a window of 129 keys": (128, 255, 1000, 128, 0, 128),
         "a window of 1,024 keys": (at, at + 127, 65_536, 1023, 0, 64),
         "one query, a window of 1,024 keys": (at, at, 65_536, 1023, 0, 64),
         "keys after the query too": (at, at + 63, 4096, 200, 300, 64),
-        "keys after the query alone": (at, at + 63, 4096, 0, 300, 64),
+        "keys only after the query": (at, at + 63, 4096, 0, 300, 64),
         "no bound before, some after": (at, at + 63, 4096, None, 300, 64),
         "some before, no bound after": (at, at + 63, 4096, 300, None, 64),
         "the last tile is cut, no bound": (0, 9, 1000, None, None, 64),
@@ -124,22 +124,25 @@ FALSE_BEFORE, FALSE_AFTER = ("before is None", "not before"), ("after is None", 
 CHANGES = (
     *edits("", as_short_as_it_can_be=("max(whole_begin, begin)", "whole_begin",
         "min(max(whole_end, whole_begin), end)", "max(whole_end, whole_begin)")),
-    *edits("The window has one key too few before the queries. A query sees p - before itself too.",
+    *edits("The window has one key too few before the queries. The first key that a query at p sees is p - before.",
         window_too_short=("first - before)", "first - before + 1)", "last - before)", "last - before + 1)")),
-    *edits("The window has one key too many before the queries. The first key that a query sees is p - before.",
+    *edits("The window has one key too many before the queries. The first key that a query at p sees is p - before, "
+        "not the one before it.",
         window_too_long=("first - before)", "first - before - 1)", "last - before)", "last - before - 1)")),
-    *edits("The key at p + after is missing, with after=0 the own one. Keys up to p + after end at p + after + 1.",
+    *edits("The key at p + after is missing; with after=0 it is the query's own. A range of keys up to p + after ends "
+        "at p + after + 1.",
         own_key_missing=("last + after + 1", "last + after", "first + after + 1", "first + after"),
         own_key_missing__in_end=("last + after + 1", "last + after"),
         own_key_missing__in_whole_end=("first + after + 1", "first + after")),
-    *edits("The key at p + after + 1 was taken for visible. The last key that a query sees is p + after.",
+    *edits("The key at p + after + 1 was taken for visible. The last key that a query at p sees is p + after.",
         one_key_later=("last + after + 1", "last + after + 2", "first + after + 1", "first + after + 2")),
     *edits("`end` was rounded down, so the last keys are lost. A tile that holds one visible key is visited: round up.",
         end_rounded_down=("-(-right // block)", "right // block")),
     *edits("`end` is one tile too far where the visible keys fill their last tile. Round up: -(-keys // block).",
         end_too_far=("-(-right // block)", "right // block + 1"),
         end_too_far__by_one=("-(-right // block)", "-(-right // block) + 1")),
-    *edits("`begin` was rounded up, so the first keys are lost. A tile that holds one visible key is visited.",
+    *edits("`begin` was rounded up, so the first keys are lost. A tile that holds one visible key is visited: round "
+        "down.",
         begin_rounded_up=("left // block, -(-right", "-(-left // block), -(-right")),
     *edits("`whole_begin` was rounded down: the tile in which the last query's window begins needs the mask. Round up.",
         whole_begin_rounded_down=("-(-all_left // block)", "all_left // block")),
@@ -147,57 +150,62 @@ CHANGES = (
         whole_begin_too_late=("-(-all_left // block)", "all_left // block + 1")),
     *edits("`whole_end` was rounded up: the tile in which the keys of the first query end needs the mask. Round down.",
         whole_end_rounded_up=(WHOLE_END, "-(-all_right // block)")),
-    *edits("`whole_end` was rounded up where the keys end, so a cut tile counts as whole. A complete tile has `block` "
+    *edits("`whole_end` was rounded up where the keys end, so a cut tile counts as whole. A whole tile has `block` "
         "keys that exist.",
         cut_tile_whole=(WHOLE_END, f"(-(-all_right // block) if all_right == key_length else {WHOLE_END})")),
-    *edits("Whole tiles begin where the first query's window begins. The last query sees p - before … first of all, "
-        "and its window begins latest: every query sees keys from last - before on.",
+    *edits("`whole_begin` was computed from the first query. The last query's window begins latest, so every query "
+        "sees the keys from last - before on.",
         whole_from_the_first=(ALL_LEFT, LEFT)),
-    *edits("Whole tiles end where the last query's keys end. The first query sees the fewest to the right: every query "
-        "sees keys up to first + after.", whole_to_the_last=(ALL_RIGHT, RIGHT)),
-    *edits("`begin` was computed from the last query. The window of the first one begins earliest.",
+    *edits("`whole_end` was computed from the last query. The first query's keys end earliest, so every query sees the "
+        "keys up to first + after.", whole_to_the_last=(ALL_RIGHT, RIGHT)),
+    *edits("`begin` was computed from the last query. The first query's window begins earliest.",
         begin_of_the_last=(LEFT, ALL_LEFT)),
-    *edits("`end` was computed from the first query. The keys of the last one end latest.",
+    *edits("`end` was computed from the first query. The last query's keys end latest.",
         end_of_the_first=(RIGHT, ALL_RIGHT)),
     *edits("`begin` is not cut at key 0: there are no tiles before it.", not_cut_at_0=(LEFT, "first - before"),
         not_cut_at_0__nowhere=(LEFT, "first - before", ALL_LEFT, "last - before")),
-    *edits("`end` is not cut at key_length: there are no keys behind it.",
+    *edits("`end` is not cut at key_length: there are no keys after it.",
         not_cut_at_the_end=(RIGHT, "last + after + 1"),
         not_cut_at_the_end__alone=("-(-right // block)", f"-(-({NO_AFTER} last + after + 1) // block)"),
         not_cut_at_the_end__nowhere=(RIGHT, "last + after + 1", ALL_RIGHT, "first + after + 1")),
-    *edits("Whole tiles are not cut at key_length: a tile without all its keys is not complete.",
+    *edits("`whole_end` is not cut at key_length: a tile that lacks some of its keys is not whole.",
         whole_not_cut=(ALL_RIGHT, "first + after + 1")),
-    *edits("`before=0` was taken for no bound. Python takes 0 for false: ask `before is None`.",
+    *edits("`before=0` was taken for no bound, because Python takes 0 for false. Test `before is None` instead.",
         zero_before=FALSE_BEFORE),
-    *edits("`after=0` was taken for no bound. Python takes 0 for false: ask `after is None`.", zero_after=FALSE_AFTER),
-    *edits("0 was taken for no bound, before and after. Python takes 0 for false: ask `is None`.",
+    *edits("`after=0` was taken for no bound, because Python takes 0 for false. Test `after is None` instead.",
+        zero_after=FALSE_AFTER),
+    *edits("0 was taken for no bound, before and after, because Python takes 0 for false. Test `is None` instead.",
         zeros_taken_for_none=(*FALSE_BEFORE, *FALSE_AFTER)),
-    *edits("`before=None` was taken for 0 keys. It says that there is no bound on this side.",
+    *edits("`before=None` was taken for 0 keys. It means that there is no bound on this side.",
         none_before_is_0=(f"0 if before is None else {LEFT}", "max(0, first - (before or 0))",
         f"0 if before is None else {ALL_LEFT}", "max(0, last - (before or 0))")),
-    *edits("`after=None` was taken for 0 keys, as if all attention were causal. It says that there is no bound.",
+    *edits("`after=None` was taken for 0 keys, as if all attention were causal. It means that there is no bound.",
         none_after_is_0=(f"{NO_AFTER} {RIGHT}", "min(key_length, last + (after or 0) + 1)",
         f"{NO_AFTER} {ALL_RIGHT}", "min(key_length, first + (after or 0) + 1)")),
-    *edits("`after` was ignored: each query sees keys up to its own. It sees p - before … p + after.",
+    *edits("`after` was ignored, so each query sees keys only up to its own. It should see p - before … p + after.",
         always_causal=(f"{NO_AFTER} {RIGHT}", "min(key_length, last + 1)",
         f"{NO_AFTER} {ALL_RIGHT}", "min(key_length, first + 1)")),
-    *edits("No query sees a key, and yet tiles are visited: the window ends before it begins. Compare left and right.",
+    *edits("Tiles are visited although no query sees a key: the range of visible keys ends before it begins. Compare "
+        "its ends.",
         nothing_seen=(EMPTY, "if end < begin")),
-    *edits("Positions were moved to where keys are, though a query outside sees fewer keys than one at the border. Cut "
-        "the range of keys, and not the positions.",
+    *edits("Positions beyond the keys were moved to the first or last key. A query that stands beyond them sees fewer "
+        "keys than one that stands there, so cut the range of keys and not the positions.",
         positions_moved=("left = 0 if", "first, last = max(first, 0), min(last, key_length - 1)\nleft = 0 if"),
         positions_moved__first=("left = 0 if", "first = max(first, 0)\nleft = 0 if"),
         positions_moved__last=("left = 0 if", "last = min(last, key_length - 1)\nleft = 0 if")),
-    *edits("No tile was called whole, so the mask is computed for all of them. Count those that every query sees.",
+    *edits("No tile was called whole, so the mask is computed for all of them. Find the tiles of which every query "
+        "sees every key.",
         never_whole=("return begin, whole_begin, whole_end, end", "return begin, begin, begin, end")),
-    *edits("All visited tiles were called whole, so none gets a mask. A tile needs one if a query does not see a key.",
+    *edits("All visited tiles were called whole, so none gets a mask. A tile needs a mask if some query does not see "
+        "one of its keys.",
         all_whole=("return begin, whole_begin, whole_end, end", "return begin, begin, end, end")),
-    *edits("Only the first and last visited tile were taken for partial, and these always. A window may cut several "
-        "tiles on either side, or none where it begins with a tile. Ask which keys every query sees.",
+    *edits("The first and the last visited tile, and no others, were taken for partial. A window may cut several tiles "
+        "on either side, or none if it begins where a tile begins. Work out which keys every query sees.",
         ends_alone=("-(-all_left // block), all_right // block", "begin + 1, end - 1"),
         ends_alone__where_bounded=("-(-all_left // block), all_right // block",
         "begin + (before is not None), end - (after is not None)")),
-    *edits("The ends are those of the last tile itself. A range of tiles ends before `end`: the last one is end - 1.",
+    *edits("`whole_end` and `end` are the numbers of the last tiles. They must be one more: the last visited tile is "
+        "end - 1.",
         last_tile_included=("return begin, whole_begin, whole_end, end",
         "return begin, whole_begin, max(whole_begin, whole_end - 1), max(begin, end - 1)")),
 )  # fmt: skip
@@ -206,22 +214,23 @@ EXERCISE = Exercise(
     id="17.2", title="The tiles that a tile visits", entries=("key_tiles",), cases=bound_cases, oracle=told,
     contracts=(CONTRACT,), models=(model_of(told, CHANGES, (tiles_of,)),),
     mistakes=(
-        Mistake("tile_by_tile", "Tiles, keys or queries are gone through one by one, and there may be 2⁴⁰ of them. "
-            "Compute the four numbers from the ends of the two ranges of keys by division.", first=True,
+        Mistake("tile_by_tile", "A loop goes through tiles, keys or queries one by one, and there may be 2⁴⁰ of them. "
+            "Find the ends of the two ranges of keys, and compute the four numbers from them by division.", first=True,
             when=lambda case, seen, got: seen.error is not None and TILE_BY_TILE in seen.error.text),
-        Mistake("out_of_order", "The four numbers are not in order: begin ≤ whole_begin ≤ whole_end ≤ end. Where no "
-            "tile is whole, or none is visited, the ends computed from the keys may cross. Bring whole_begin and "
-            "whole_end between begin and end, with whole_end at least whole_begin; begin = end where nobody sees a "
-            "key.", when=lambda case, seen, got: isinstance(got, dict) and got.get("visited") == OUT_OF_ORDER),
+        Mistake("out_of_order", "The four numbers are not in order: begin ≤ whole_begin ≤ whole_end ≤ end. If no tile "
+            "is whole, or none is visited, the ends computed from the keys may cross. Limit whole_begin and whole_end "
+            "to begin … end, keep whole_end at least whole_begin, and set end = begin if no query sees a key.",
+            when=lambda case, seen, got: isinstance(got, dict) and got.get("visited") == OUT_OF_ORDER),
     ),
     hints=(
-        "Draw the keys that the first query sees, and below them those of the last. Which keys does at least one query "
-        "see, and which does every query see? Both are ranges: each has a first key and an end.",
-        "At least one: from first - before up to last + after. All: from last - before up to first + after. Cut both "
-        "at 0 and at key_length. None takes the cut alone.",
+        "Draw the keys that the first query sees, and below them those that the last one sees. Which keys does at "
+        "least one query see, and which does every query see? Both are ranges: each has a first key and an end.",
+        "The first range, of at least one query, goes from first - before up to last + after. The second, of all "
+        "queries, goes from last - before up to first + after. Cut both at 0 and at key_length. Where a bound is None, "
+        "only the cut remains.",
         "Tiles that hold a key of the first range: round its beginning down and its end up. Tiles that lie within the "
-        "second range: round its beginning up and its end down, so that a cut tile is left out.",
-        "At last: end = begin if the first range is empty. Then bring the ends of the second range "
-        "into order: whole_begin = min(whole_begin, end), and then whole_end = max(whole_begin, whole_end).",
+        "second range: round its beginning up and its end down, which leaves out a cut tile.",
+        "Finally, end = begin if the first range is empty. Then bring the ends of the second range into order: "
+        "whole_begin = min(whole_begin, end), and then whole_end = max(whole_begin, whole_end).",
     ),
 )  # fmt: skip

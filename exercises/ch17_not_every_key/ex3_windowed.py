@@ -57,7 +57,7 @@ class BoundedLoop(Requirement):
             return None
         return (
             f"{seen.noted['lines']:,} lines of the cell ran for one query and a window of {case.args[3]} keys. A loop "
-            "that tests every tile skips loads and still pays for a step: let it begin at the window's first tile."
+            "that tests every tile saves loads but still takes a step for each: begin it at the window's first tile."
         )
 
 
@@ -177,7 +177,7 @@ def window_bytes(query, key, value, window):
 OFFSET, LOWER, CAUSAL = "+ key_length - query_length", "keys > positions - window", "keys <= positions"
 BEGIN = f"(first_query {OFFSET} - window + 1).clamp(min=0) // BLOCK * BLOCK"
 END, POSITIONS = f"torch.minimum(torch.tensor(key_length), first_query + BLOCK {OFFSET})", f"rows {OFFSET}"
-SEES = "A query at position p sees the keys p - window + 1 to p, so `window` keys with its own."
+SEES = "A query at position p sees the keys p - window + 1 to p. These are `window` keys, its own included."
 TENSORS, AXES, SHARED = ("query", "key", "value"), ("sequence", "head", "row"), "head // (query_heads // key_heads)"
 
 CHANGES = (
@@ -185,44 +185,45 @@ CHANGES = (
         window_too_wide__begin_too=(LOWER, "keys >= positions - window", "- window + 1)", "- window)")),
     *edits(f"The window is one key too narrow. {SEES}", window_too_narrow=(LOWER, "keys > positions - window + 1"),
         window_too_narrow__begin_too=(LOWER, "keys > positions - window + 1", "- window + 1)", "- window + 2)")),
-    *edits("Tiles are loaded of which no query of the program sees a key: a mask hides keys, and 0 · NaN is still "
-        "NaN. Begin the loop at the tile of the first key that the program's first query sees.",
+    *edits("Tiles are loaded although no query of the program sees a key of them. A mask is not enough, because 0 · "
+        "NaN is NaN. Begin the loop at the tile of the first key that the program's first query sees.",
         tiles_loaded_in_vain=(BEGIN, "torch.zeros_like(first_query)")),
-    *edits("The window plays no part: this is causal attention.",
+    *edits("The window is ignored: this is plain causal attention.",
         no_window=(BEGIN, "torch.zeros_like(first_query)", LOWER, "keys >= 0")),
-    *edits("Tiles in front of the window are skipped, and inside the first tile nothing is masked. Its keys at or "
-        "before p - window are hidden from the query at p.", window_edge_not_masked=(LOWER, "keys >= 0")),
-    *edits("A query sees later keys: the causal side is not masked.", no_causal_mask=(CAUSAL, "keys >= 0")),
+    *edits("Tiles before the window are skipped, but in the tiles that are loaded no key before the window is masked. "
+        "The keys up to p - window must be hidden from the query at p.", window_edge_not_masked=(LOWER, "keys >= 0")),
+    *edits("A query sees keys after its own: the causal side is not masked.", no_causal_mask=(CAUSAL, "keys >= 0")),
     *edits(told.OFF_BY_ONE, causal_off_by_one=(CAUSAL, "keys < positions")),
     *edits(told.NEXT_KEY, sees_the_next_key=(CAUSAL, "keys <= positions + 1")),
     *edits(told.MISALIGNED, misaligned=(OFFSET, ""), misaligned__mask=(POSITIONS, "rows + 0")),
     *edits("The loop begins too early or ends too soon: query 0 stands at position key_length - query_length. Add that "
-        "to the first query in both bounds.", bounds_misaligned=(BEGIN, BEGIN.replace(OFFSET, ""), END,
+        "to the first query in both ends of the loop.", bounds_misaligned=(BEGIN, BEGIN.replace(OFFSET, ""), END,
         END.replace(OFFSET, "")), bounds_misaligned__end=(END, END.replace(OFFSET, ""))),
-    *edits("The loop begins too late. Its first tile is that of the first key which the program's first query sees.",
+    *edits("The loop begins too late. It must begin at the tile of the first key that the program's first query sees.",
         begins_too_late=("- window + 1)", "- window + BLOCK)"), begins_too_late__rounded_up=(
         BEGIN, f"-(-(first_query {OFFSET} - window + 1).clamp(min=0) // BLOCK) * BLOCK")),
-    *edits("The loop ends too soon. Its last tile is that of the key at the program's last query.",
+    *edits("The loop ends too soon. It must include the tile of the key at the position of the program's last query.",
         ends_too_soon=(f"first_query + BLOCK {OFFSET}", f"first_query {OFFSET}")),
-    *edits("A row may see no key of the first tile: its maximum is still -inf, and -inf - -inf is NaN. In such a row "
-        "subtract 0 instead of the maximum.", empty_tile_nan=(GUARD, "new_max")),
-    *edits("Query heads share the wrong key head. Query head h reads head h // (query_heads // key_heads).",
+    *edits("A row may see no key of the first tile. Its maximum is then still -inf, and -inf - (-inf) is NaN. In such "
+        "a row subtract 0 instead of the maximum.", empty_tile_nan=(GUARD, "new_max")),
+    *edits("Query heads read the wrong key head. Query head h reads key head h // (query_heads // key_heads).",
         wrong_key_head=(SHARED, "head % key_heads"), wrong_key_head__the_first=(SHARED, "head * 0")),
-    *edits("Only the first heads or sequences have a result. The grid is tiles · query_heads · batch programs.",
+    *edits("Only the first heads or sequences have a result. The grid must have tiles of queries · query_heads · batch "
+        "programs.",
         not_all_programs=("torch.arange(query_heads)", "torch.arange(key_heads)"),
         not_all_programs__sequences=("torch.arange(batch)", "torch.arange(1)")),
-    *edits("The last, partly filled tile of queries was never computed: round the grid up, triton.cdiv(query_length, "
+    *edits("The last, partly filled tile of queries was never computed. Round the grid up: triton.cdiv(query_length, "
         "BLOCK_M).", query_tail_unwritten=("-(-query_length // BLOCK)", "query_length // BLOCK"),
         query_tail_unwritten__but_one_tile=("-(-query_length // BLOCK)", "max(1, query_length // BLOCK)")),
     *edits(told.KEYS_AS_VALUES, keys_used_as_values=("visible, value_tile", "visible, key_tile")),
     *(row for name in TENSORS for axis, of in enumerate(AXES) for row in edits(
-        f"`{name}` is read as if each {of} began where the one before ends, or all with the first one. It begins "
-        f"{name}.stride({axis}) elements further.", **{
+        f"`{name}` is read as if each {of} began where the one before ends, or as if all began at the first one. Each "
+        f"begins {name}.stride({axis}) elements after the one before.", **{
         f"strides__{name}_{of}": (f"{name}.stride({axis})", "*".join(f"{name}.shape[{n}]" for n in range(axis + 1, 4))),
         f"strides__{name}_{of}_forgotten": (f"{name}.stride({axis})", "0")})),
-    *edits("Numbers of one tensor are found by the strides of another. Each has its own.",
+    *edits("One tensor is read or written with the strides of another. Each has its own.",
         strides_of_another=("value.stride", "key.stride"), strides_of_another__out=("output.stride", "query.stride")),
-    *edits("The running maximum starts at a finite number, and a row's scores may all lie lower. Start at -inf.",
+    *edits("The running maximum starts at a finite number, but all scores of a row may be lower. Start it at -inf.",
         **{f"maximum_starts_finite__{to}": (START_MAX, f"torch.full(shape, -{to}") for to in ("1e4", "5e4", "1e9")}),
     *edits("", unguarded=(steps.DIVISOR, "running_sum")),
     *steps.SCALE, *steps.BASE_2, *steps.MIXED_BASES, *steps.NARROW, *steps.HIDDEN, *steps.FINISHED, *steps.STEP,
@@ -240,10 +241,12 @@ EXERCISE = Exercise(
         Forbids(("scaled_dot_product_attention", "_scaled_dot_product", "bmm", "mm", "_softmax", *ARITHMETIC)),
     ),
     hints=(
-        "Draw a tile of 64 queries, and the keys that its first and its last query see. Both ends of the loop follow.",
+        "Draw a tile of 64 queries, and the keys that its first and its last query see. The picture gives you both "
+        "ends of the loop.",
         "begin = tl.maximum(0, first_query + key_length - query_length - window + 1) // BLOCK_N * BLOCK_N.",
         "A score counts where (keys <= positions) & (keys > positions - window) & (keys < key_length). The last rows "
-        "of a tile may see nothing of the first tile of keys, so new_max can be -inf: subtract 0 there.",
-        "The grid is (tiles of queries, query_heads, batch), and key_head = head // GROUP. Pass three strides each.",
+        "of a tile may see no key of the first tile of keys, so new_max can be -inf: subtract 0 there.",
+        "The grid is (tiles of queries, query_heads, batch), and key_head = head // GROUP. Pass three strides for each "
+        "tensor.",
     ),
 )  # fmt: skip

@@ -140,89 +140,98 @@ GRADIENT_CONTRACT = Contract(
 ONCE, LARGEST, SINK = "weights.sum(0) + sink", "torch.maximum(lses.amax(0), sinks)", "torch.exp(sinks - reference)"
 KEYS_ALONE = "torch.where(weights.sum(0) == 0, 1.0, weights.sum(0))"
 LSE_OF_KEYS = f"torch.where(lses.amax(0) == -INF, -INF, reference + torch.log({KEYS_ALONE}))"
-SAME_BASE = "Log-sum-exps are natural, and so are the sinks: the sink's weight is exp(sink - reference)."
+SAME_BASE = "Log-sum-exps and sinks are in natural units: the sink's weight is exp(sink - reference)."
 IN_MERGE = ("averaged_without_weights", "added_without_weights", "not_divided", "divided_by_the_splits", "no_maximum",
     "maximum_starts", "weighed_by_the_logarithm", "empty_splits_weigh", "last_split_left_out", "first_split_alone",
     "lse_without_the_largest", "lse_largest", "lse_in_base_2", "mixed_bases", "empty_sequence", "reference_bounded",
 )  # fmt: skip
 NOT_HERE = ("missing_ones_too", "__first_split", "__in_the_sum", "present_in_the_sum")
 CHANGES = (
-    *edits("What an empty split holds reached the output: its weight is 0, and 0 · NaN is NaN. Replace its output by "
-        "zeros where its log-sum-exp is -inf, before the product.",
+    *edits("What an empty split holds reached the output. Its weight is 0, but 0 · NaN is NaN. Where a split's "
+        "log-sum-exp is -inf, replace its output by zeros before the product.",
         rubbish_counts=("torch.where((lses > -INF)[..., None], outputs, 0.0)", "outputs + 0.0"),
         rubbish_counts__nan_alone=("torch.where((lses > -INF)[..., None], outputs, 0.0)",
         "torch.where(outputs.isnan(), 0.0, outputs)")),
-    *edits("The sink is in neither result. It adds exp(sink - reference) to the sum of the weights.",
+    *edits("The sink is missing from both results. Add exp(sink - reference) to the sum of the weights.",
         sink_missing=(ONCE, "weights.sum(0)", LARGEST, "lses.amax(0)")),
-    *edits("The sink is in the log-sum-exp and not in the output. Both have one denominator, with the sink's weight.",
+    *edits("The sink is in the log-sum-exp but not in the output. Both have the same denominator, which holds the "
+        "sink's weight.",
         sink_in_the_lse_alone=(OUTPUT, OUTPUT.replace("divisor", KEYS_ALONE))),
-    *edits("The sink is in the output and not in the log-sum-exp. Both have one denominator, with the sink's weight.",
+    *edits("The sink is in the output but not in the log-sum-exp. Both have the same denominator, which holds the "
+        "sink's weight.",
         sink_in_the_output_alone=(LSE, LSE_OF_KEYS)),
-    *edits("The sink counts once for every split. There is one for all keys of a row: add its weight once, after the "
-        "sum over the splits.", sink_in_every_split=(ONCE, "weights.sum(0) + splits * sink"),
+    *edits("The sink counts once for every split. There is one sink for all keys of a row: add its weight once, after "
+        "the sum over the splits.", sink_in_every_split=(ONCE, "weights.sum(0) + splits * sink"),
         sink_in_every_split__with_keys=(ONCE, "weights.sum(0) + (lses > -INF).sum(0) * sink"),
         sink_in_every_split__and_once=(ONCE, "weights.sum(0) + (splits + 1) * sink")),
-    *edits("The sink is lost where a row saw no key: its log-sum-exp is then the sink.",
+    *edits("The sink is lost where a row saw no key. The log-sum-exp of such a row is the sink.",
         sink_lost_without_keys=(LSE, f"torch.where(lses.amax(0) == -INF, -INF, {LSE})")),
-    *edits("The sink is left out of the largest that all is measured from. Where it lies far above the log-sum-exps, "
-        "exp overflows: take the largest of them and the sink.",
+    *edits("The maximum that is subtracted leaves out the sink. Where the sink lies far above the log-sum-exps, exp "
+        "overflows: subtract the largest of them and the sink.",
         measured_from_the_keys_alone=(LARGEST, "lses.amax(0)"), measured_from_the_keys_alone__guarded=(
         LARGEST, "lses.amax(0)", LSE, "torch.where(total == 0, -INF, reference + torch.log(total))")),
-    *edits("All is measured from the sink. Where the log-sum-exps lie far above it, exp overflows: take the largest of "
-        "them and the sink.", measured_from_the_sink=(LARGEST, "sinks.expand_as(lses[0])"),
+    *edits("The sink is subtracted where the maximum should be. Where a log-sum-exp lies far above the sink, exp "
+        "overflows: subtract the largest of them and the sink.",
+        measured_from_the_sink=(LARGEST, "sinks.expand_as(lses[0])"),
         measured_from_the_sink__guarded=(LARGEST, "sinks.expand_as(lses[0])", LSE,
         "torch.where(total == 0, -INF, reference + torch.log(divisor))")),
-    *edits(f"The sink's weight has another base. {SAME_BASE}", sink_in_base_2=(SINK, "torch.exp2(sinks - reference)"),
+    *edits(f"The sink's weight was computed in another base. {SAME_BASE}",
+        sink_in_base_2=(SINK, "torch.exp2(sinks - reference)"),
         sink_in_base_2__multiplied=(READ, f"{READ}\nsinks = sinks / LN_2"),
         sink_in_base_2__divided=(READ, f"{READ}\nsinks = sinks * LN_2")),
     *edits("All weights are powers of 2. " + SAME_BASE, weighed_in_base_2=("torch.exp(", "torch.exp2("),
         weighed_in_base_2__merged=("torch.exp(", "torch.exp2(", "torch.log(", "torch.log2(")),
-    *edits("The sink was divided by √head_dim, as a score is. It is a logit already.",
+    *edits("The sink was divided by √head_dim, as a score is. It is a logit already, so it is not scaled.",
         sink_scaled=(READ, f"{READ}\nsinks = sinks * outputs.shape[-1] ** -0.5")),
-    *edits("The sink's own number was added to the sum of the weights. Its weight is exp(sink - reference).",
+    *edits("The sink itself was added to the sum of the weights. Its weight is exp(sink - reference).",
         sink_without_exp=(SINK, "torch.where(sinks == -INF, 0.0, sinks)")),
-    *edits("The sink was given a value, so the output holds more than the keys' share of their average. The sink takes "
-        "its share of the weights and adds nothing to the numerator.",
+    *edits("The sink was given a value. It has none: its weight belongs in the denominator, and nothing of it in the "
+        "numerator.",
         sink_has_a_value=(OUTPUT, f"((weights[..., None] * outputs).sum(0) + sink[..., None]){DIVISION}"),
         sink_has_a_value__of_the_keys=(OUTPUT, f"((weights[..., None] * outputs).sum(0) + sink[..., None] * "
         f"outputs[0]){DIVISION}")),
     *(row for row in MERGE if row.id.startswith(IN_MERGE) and not any(word in row.id for word in NOT_HERE)),
-    *edits("Splits without keys count: their log-sum-exp of -inf was replaced by 0, a weight of exp(0).",
+    *edits("Splits without keys count: their log-sum-exp of -inf was replaced by 0, which gives them a weight of "
+        "exp(0).",
         empty_splits_weigh__cleaned=("largest = ", "lses = lses.masked_fill(lses == -INF, 0.0)\n"
         "largest = ")),
-    *edits("The last split is never merged, where there are several. There are splits 0 to splits - 1.",
+    *edits("If there are several splits, the last one is never merged. There are splits 0 to splits - 1.",
         last_split_left_out__but_one=(PARTS, "first_of(outputs, lses, max(splits - 1, 1))")),
 )  # fmt: skip
 
 SHARE, GUARD, SUM = "torch.exp(sinks - lse)", "torch.where(sinks == -INF, 0.0, ", "-(share * delta).sum(0)"
 DELTA = "delta_of(output, output_gradient)"
 GRADIENT_CHANGES = (
-    *edits("The sign is missing. A larger sink takes weight from every key, so the output moves against itself: "
-        "-Σ share · rowsum(O ∘ dO).", sign_missing=(SUM, "(share * delta).sum(0)")),
-    *edits("Each row should count by the sink's share, exp(sink - lse), and not by 1 or by the keys' share.",
+    *edits("The sign is missing. A larger sink takes weight from every key, so the output changes by -share · O. The "
+        "gradient is -Σ share · rowsum(O ∘ dO).", sign_missing=(SUM, "(share * delta).sum(0)")),
+    *edits("The rows have wrong weights. Each counts by the sink's share, exp(sink - lse), and not by 1 or by the "
+        "keys' share.",
         not_by_the_share=(SHARE, "torch.ones_like(lse)"),
         not_by_the_share__keys=(SHARE, "1 - torch.exp(sinks - lse)")),
-    *edits("The sink counts twice in its share: `lse` includes it already, so the share is exp(sink - lse) and no "
+    *edits("The sink counts twice in its share: `lse` includes it already, so the share is exp(sink - lse) and not a "
         "sigmoid.", sink_counted_twice=(SHARE, "torch.sigmoid(sinks - lse)"),
         sink_counted_twice__logaddexp=(SHARE, "torch.exp(sinks - torch.logaddexp(lse, sinks.expand_as(lse)))")),
-    *edits("The sum has a factor 1 - share too many. That is a softmax's derivative by its own logit; the keys' part "
-        "of it is in O already.", derivative_of_the_share=(SHARE, "torch.exp(sinks - lse) * (1 - torch.exp(sinks - "
+    *edits("The sum has a factor 1 - share too many. That is the derivative of a softmax's weight by its own logit. "
+        "Here O already holds the keys' part, and it changes by -share · O.",
+        derivative_of_the_share=(SHARE, "torch.exp(sinks - lse) * (1 - torch.exp(sinks - "
         "lse))")),
-    *edits("The share is a power of 2. Sinks and log-sum-exps are natural: exp(sink - lse).",
+    *edits("The share is a power of 2. Sinks and log-sum-exps are in natural units: exp(sink - lse).",
         share_in_base_2=("torch.exp(", "torch.exp2(")),
-    *edits("exp was taken of the sink, or of the log-sum-exp, by itself: at ±10⁴ it is 0 or inf. Subtract first: "
+    *edits("exp was taken of the sink, or of the log-sum-exp, by itself. At ±10⁴ that is inf or 0. Subtract first: "
         "exp(sink - lse).", exp_of_each=(SHARE, "torch.exp(sinks) / torch.exp(lse)")),
-    *edits("A head without a sink has a gradient of NaN: where its row saw nothing, -inf - -inf is no number. The "
-        "share is 0.", no_sink_nan=(GUARD, "(")),
-    *edits("An average was taken. The gradient is a sum over all rows that used the sink, and over head_dim.",
+    *edits("The gradient of a head without a sink is NaN: in a row that saw no key, -inf - (-inf) is NaN. Without a "
+        "sink the share is 0.", no_sink_nan=(GUARD, "(")),
+    *edits("An average was taken. The gradient is a sum over all rows and over head_dim.",
         averaged=(SUM, "-(share * delta).mean(0)"), averaged__columns=(DELTA, f"{DELTA} / output.shape[-1]")),
-    *edits("O or dO is missing: the product O ∘ dO is summed over head_dim, element by element.",
+    *edits("The product O ∘ dO is missing or incomplete. Multiply O and dO element by element, then sum over head_dim.",
         product_missing=(DELTA, "output_gradient.float().sum(-1)"),
         product_missing__gradient=(DELTA, "output.float().sum(-1)"),
         product_missing__of_sums=(DELTA, "output.float().sum(-1) * output_gradient.float().sum(-1)")),
-    *edits("One sum serves all heads. Each head's sink has a gradient of its own: sum over the rows and head_dim.",
+    *edits("All heads were added up together. Each head's sink has a gradient of its own: sum over the rows and "
+        "head_dim.",
         heads_summed=(SUM, "-(share * delta).sum().expand(sinks.shape)")),
-    *edits("Shares and products were summed over the rows before they met. Each product has its own row's share.",
+    *edits("Shares and products were summed over the rows before they were multiplied. Multiply each row's product by "
+        "its own share first.",
         rows_summed_too_early=(SUM, "-share.sum(0) * delta.sum(0)")),
     *edits("The products were added up in 16 bits. Convert O and dO to float32 before you multiply.",
         summed_in_16_bits=(DELTA, "(output * output_gradient).sum(-1).float()"),
@@ -239,12 +248,13 @@ EXERCISE = Exercise(
     ),
     inputs_belong_together=True,
     hints=(
-        "The sink is one more logit of the row's softmax, and a split that has a log-sum-exp and no output. So it "
-        "takes part in the largest and in the sum of the weights, once, and not in the sum of the outputs.",
-        "Measure from torch.maximum(lses.amax(0), sinks), [rows, heads], or from 0 where that is -inf. Replace the "
-        "outputs of empty splits by zeros with torch.where, since 0 · NaN is NaN.",
-        "O is Σ p V over the keys, and each key's p falls by p · share where the sink grows by a little. So O falls by "
-        "share · O, and the loss changes by -share · rowsum(O ∘ dO), summed over the rows.",
-        "share = torch.exp(sinks - lse), 0 where the sink is -inf. `lse` includes the sink, so that is never above 1.",
+        "The sink is one more logit of the row's softmax. In the merge it is like a split that has a log-sum-exp but "
+        "no output: it counts once in the maximum and in the sum of the weights, and not in the sum of the outputs.",
+        "Subtract torch.maximum(lses.amax(0), sinks), [rows, heads], or 0 where that is -inf. Replace the outputs of "
+        "empty splits by zeros with torch.where, since 0 · NaN is NaN.",
+        "O is Σ p V over the keys. As the sink grows, each key's p falls at the rate p · share, so O falls at the rate "
+        "share · O. The loss then changes by -share · rowsum(O ∘ dO), summed over the rows.",
+        "share = torch.exp(sinks - lse), or 0 where the sink is -inf. `lse` includes the sink, so the share is never "
+        "above 1.",
     ),
 )  # fmt: skip

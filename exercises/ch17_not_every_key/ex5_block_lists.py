@@ -98,8 +98,8 @@ def list_cases(draw):
         transpose("transposed: 5 tiles of queries, 5 of keys, mostly empty", 5, 5, 0.1),
         transpose("transposed: 6 tiles of queries, 3 of keys, all visited", 6, 3, 1.0, 0),
         transpose("transposed: no tile is visited", 3, 4, 0.0),
-        transpose("transposed: other tiles behind the count", 6, 6, rubbish="tile"),
-        transpose("transposed: any number behind the count", 6, 6, rubbish="far"),
+        transpose("transposed: other tiles after the count", 6, 6, rubbish="tile"),
+        transpose("transposed: any number after the count", 6, 6, rubbish="far"),
         transpose("transposed: one tile of keys", 5, 1),
     ]
 
@@ -119,7 +119,7 @@ OF_LISTS = Contract(
     choices={
         "query_tiles": (1, 2, 5, 17), "key_tiles": (1, 2, 5, 17), "share": (0.0, 0.1, 0.5, 1.0),
         "spare": tuple(Level(n, f"{n} entries more than needed") for n in (0, 1, 20)),
-        "rubbish": (Level(None, "-1 behind"), Level("tile", "tiles behind"), Level("far", "anything behind")),
+        "rubbish": (Level(None, "-1 after the count"), Level("tile", "tiles there"), Level("far", "anything there")),
     },
     says={"query_tiles": "[query_tiles, width]", "spare": "at least the largest count", "rubbish": "may hold anything",
           "share": "which may be 0"},
@@ -130,30 +130,32 @@ PADDED, PAIRS, ENTRIES = "torch.zeros(query_tiles * block, key_tiles * block", "
 QUERIES = "(query_length - block * torch.arange(query_tiles)).clamp(max=block)[:, None]"
 KEYS = "(key_length - block * torch.arange(key_tiles)).clamp(max=block)"
 CUT = (
-    "A tile that the end of the queries or keys cuts was called full, because all pairs that exist are visible. A "
+    "A tile that the end of the queries or keys cuts was called full, because all its pairs that exist are visible. A "
     "full tile is visited without a mask, so it must have all its block · block pairs (pytorch#159247, #160861)."
 )
 ORDER, BY_COUNT = "argsort(dim=1, descending=True, stable=True)", "torch.arange(indices.shape[1]) < counts[:, None]"
 CORNER = "tiles[..., 0, 0].int() + tiles[..., 0, -1] + tiles[..., -1, 0] + tiles[..., -1, -1]"
 OF_BOTH = (
-    *edits("Entries behind the count are not -1. Of each row only the first `count` entries are tiles.",
+    *edits("Entries after the count are not -1. Only the first `count` entries of a row are tiles.",
         unused_not_marked=(ENTRIES, "used, order, order"), unused_not_marked__0=(ENTRIES, "used, order, 0"),
         unused_not_marked__columns=(ENTRIES, f"used, order, {'chosen.shape[1]'}")),
     *edits("A row's tiles are not in ascending order.",
         not_ascending=(ORDER, "flip(1).argsort(dim=1, descending=True, stable=True).mul(-1).add(chosen.shape[1] - 1)")),
-    *edits("A row's tiles are not moved to its front: entry j is tile j or -1. Sort, or count them with a cumsum.",
+    *edits("A row's tiles are not moved to its front: entry j is tile j or -1. Sort them, or find their places with a "
+        "cumsum.",
         not_moved_to_the_front=("torch.where(used, order, -1)",
         "torch.where(chosen, torch.arange(chosen.shape[1]), -1)")),
-    *edits("The last tile of each list is missing: `count` entries belong to it.",
+    *edits("The last tile of each list is missing: a row has `count` tiles.",
         last_entry_missing=(ENTRIES, "used & (torch.arange(chosen.shape[1]) < counts[:, None] - 1), order, -1")),
 )  # fmt: skip
 IN_LISTS = (
     *OF_BOTH,
     *edits(CUT, cut_tile_full=(PAIRS, f"{QUERIES} * {KEYS}"),
         cut_tile_full__queries=(PAIRS, f"{QUERIES} * block"), cut_tile_full__keys=(PAIRS, f"{KEYS} * block")),
-    *edits("Rows and columns that do not exist were taken for visible pairs: fill up with False.",
+    *edits("Pairs beyond the last query or key were taken for visible. Pad the mask with False.",
         padded_with_true=(PADDED, PADDED.replace("zeros", "ones"))),
-    *edits("Tiles that the end cuts are in no list, so their pairs are lost. They are partial where a pair is visible.",
+    *edits("Tiles that the end cuts are in no list, so their pairs are lost. Such a tile is partial if one of its "
+        "pairs is visible.",
         cut_tile_lost=("padded[:query_length, :key_length] = visible", "padded[:query_length // block * block, "
         ":key_length // block * block] = visible[:query_length // block * block, :key_length // block * block]"),
         cut_tile_lost__queries=("padded[:query_length, :key_length] = visible",
@@ -162,32 +164,33 @@ IN_LISTS = (
         "padded[:query_length, :key_length // block * block] = visible[:, :key_length // block * block]")),
     *edits("Full tiles are in both lists, so their pairs count twice. A partial tile is one that is not full.",
         full_in_both=("(seen > 0) & ~full", "seen > 0")),
-    *edits("All other tiles were called partial, those without a visible pair too: nothing is skipped.",
+    *edits("All tiles that are not full were called partial, even those without a visible pair, so nothing is skipped.",
         empty_called_partial=("(seen > 0) & ~full", "~full")),
-    *edits("No tile was called full. One with all its pairs visible needs no mask.",
+    *edits("No tile was called full. A tile with all its pairs visible needs no mask.",
         never_full=("seen == block * block", "seen > block * block")),
-    *edits("Tiles were judged by some of their pairs: a full one has all, and a partial one may have any single one.",
+    *edits("Tiles were judged by only some of their pairs. In a full tile all pairs are visible, and in a partial one "
+        "any single pair may be.",
         corners_alone=("tiles.sum((2, 3))", f"({CORNER}) * block * block // 4"),
         corners_alone__for_full=("seen == block * block", f"({CORNER}) == 4"),
         corners_alone__for_partial=("seen > 0", f"({CORNER}) > 0"),
         corners_alone__first_pair=("tiles.sum((2, 3))", "tiles[..., 0, 0] * block * block")),
-    *edits("The two lists are exchanged: first come the full tiles.",
+    *edits("The two lists are exchanged: the full tiles come first.",
         lists_exchanged=("*listed(full), *listed(partial)", "*listed(partial), *listed(full)")),
-    *edits("True was taken for a pair that is hidden. It says that the query sees the key.",
+    *edits("True was taken for a hidden pair. It means that the query sees the key.",
         turned_round=(":key_length] = visible", ":key_length] = ~visible")),
     *edits("Tiles are listed by columns. Row i of a list has the tiles of keys that tile i of queries visits.",
         by_columns=("tiles.sum((2, 3))", "tiles.sum((2, 3)).T")),
 )  # fmt: skip
 IN_TRANSPOSE = (
     *OF_BOTH,
-    *edits("Entries behind a row's count were taken for tiles. They may hold anything; use the counts.",
+    *edits("Entries after a row's count were taken for tiles. They may hold anything, so use the counts.",
         counts_ignored=(BY_COUNT, "(indices >= 0) & (indices < key_tiles)"),
         counts_ignored__minus_one_too=(BY_COUNT, "(indices >= -1) & (indices < key_tiles)"),
         counts_ignored__clamped=(BY_COUNT, "indices < 2**31", "indices[used].long()",
         "indices[used].long().clamp(0, key_tiles - 1)")),
     *edits("The lists come back as they were. List j has the tiles of queries that visit tile j of keys.",
         not_transposed=("by_key = visited.T", "by_key = visited")),
-    *edits("A row has one tile too many or too few: entry j is used if j < count.",
+    *edits("A row has one tile too many or too few. Entry j is used if j < count.",
         count_off_by_one=(BY_COUNT, "torch.arange(1, 1 + indices.shape[1]) < counts[:, None]"),
         count_off_by_one__more=(BY_COUNT, "(torch.arange(indices.shape[1]) <= counts[:, None]) & (indices >= 0) & "
         "(indices < key_tiles)")),
@@ -199,13 +202,13 @@ EXERCISE = Exercise(
     models=(model_of(lists_of, IN_LISTS, (listed,), entry="block_lists"),
             model_of(transpose_of, IN_TRANSPOSE, (listed,), entry="transposed")),
     hints=(
-        "Fill the mask up with False until both lengths are multiples of `block`. What is True in a tile then decides: "
-        "block · block pairs make it full, and one or more make it partial.",
-        "padded.view(query_tiles, block, key_tiles, block) has a tile in its axes 1 and 3. Sum over these, or take "
+        "Pad the mask with False until both lengths are multiples of `block`. Then count what is True in a tile: block "
+        "· block pairs make it full, and fewer, but at least one, make it partial.",
+        "padded.view(query_tiles, block, key_tiles, block) holds a tile in its axes 1 and 3. Sum over these, or take "
         "`all` and `any`.",
-        "Both functions need a list of each row's True entries of a matrix of tiles. A stable argsort that puts True "
-        "first has them in front, in ascending order; entries from the count on become -1.",
-        "transposed: make the matrix again. visited[row, tile] = True for the first `count` entries of each row, "
-        "then list the rows of visited.T.",
+        "Both functions need, for each row of a matrix of tiles, the list of its True entries. A stable argsort that "
+        "puts True first gives them in ascending order; set the entries from the count on to -1.",
+        "transposed: rebuild the matrix. Set visited[row, tile] = True for the first `count` entries of each row, then "
+        "list the rows of visited.T.",
     ),
 )  # fmt: skip

@@ -129,7 +129,7 @@ OF_CHOICES = Contract(
         "layout": unit_last("scores"),
         "visible": (Level("some", ""), Level("all", "all visible"), Level("none", "nothing visible")),
         "values": tuple(Level(name, name) for name in VALUES),
-        "hidden": (Level(9e9, ""), Level(NAN, "NaN behind"), Level(INF, "inf behind")),
+        "hidden": (Level(9e9, ""), Level(NAN, "NaN where hidden"), Level(INF, "inf where hidden")),
     },
     says={"length": "from 1 to 100,000 long", "k": "at least 1, up to 4,096", "visible": "0 to length",
           "values": "Of any size, infinities too", "hidden": "may be anything",
@@ -165,11 +165,12 @@ TIES = "Of equal scores at the border the lower position is chosen first."
 IN_SCORES = (
     *edits("ReLU is missing. Without it negative products cancel the positive ones of other heads (hf#44398).",
         relu_missing=("products.relu()", "products")),
-    *edits("ReLU was taken of the sum over heads. It is taken of each head's product.",
+    *edits("ReLU was applied to the sum over heads. Apply it to each head's product.",
         relu_of_the_sum=("(weights[:, :, None] * products.relu()).sum(1)",
         "(weights[:, :, None] * products).sum(1).relu()")),
-    *edits("ReLU was taken of the weighted product. A negative weight then counts for nothing, or with the wrong "
-        "products: ReLU first, then the weight.", relu_of_the_weighted=("(weights[:, :, None] * products.relu())",
+    *edits("ReLU was applied to the weighted product, so a head with a negative weight counts for nothing, or with the "
+        "wrong products. Apply ReLU first, then the weight.",
+        relu_of_the_weighted=("(weights[:, :, None] * products.relu())",
         "(weights[:, :, None] * products).relu()")),
     *edits("A negative product was made positive. ReLU makes it 0.", absolute=("products.relu()", "products.abs()")),
     *edits("The weights are missing.", weights_missing=("weights[:, :, None] * products.relu()", "products.relu()")),
@@ -179,25 +180,27 @@ IN_SCORES = (
         scaled=("products.relu()", "(products / query.shape[-1] ** 0.5).relu()")),
 )  # fmt: skip
 IN_CHOICE = (
-    *edits("Negative scores are in the wrong order: their bits, read as a number, fall as the score grows. Use "
-        "-2³¹ - bits.", negative_reversed=(TURNED, "bits, bits")),
-    *edits("Negative scores stand above positive ones: their sign bit is set, which makes the largest unsigned "
-        "numbers. Turn them round.", negative_on_top=(TURNED, "bits, bits + 2**32"),
+    *edits("Negative scores are in the wrong order: their bits, read as an integer, fall as the score grows. Use -2³¹ "
+        "- bits.", negative_reversed=(TURNED, "bits, bits")),
+    *edits("Negative scores were ranked above positive ones: their sign bit is set, so as unsigned integers they are "
+        "the largest. Compare signed integers, with -2³¹ - bits for the negative scores.",
+        negative_on_top=(TURNED, "bits, bits + 2**32"),
         negative_on_top__turned=(TURNED, "bits, 2**32 - 1 - bits"),
         negative_on_top__but_0=(TURNED, "bits, (-2 ** 31 - bits) % 2**32")),
     *edits("Scores were compared without their sign.", by_magnitude=(TURNED, "bits, bits + 2**31")),
-    *edits("-0 was put below +0. They are equal: -2³¹ - bits makes 0 of -0.",
+    *edits("-0 was ranked below +0. They are equal: -2³¹ - bits turns the bits of -0 into 0.",
         zeros_differ=(TURNED, "bits, -2 ** 31 - bits - 1")),
-    *edits("Scores that differ in their last bits were taken for equal. All 32 bits decide: four passes of 8.",
+    *edits("Scores that differ only in their last bits were taken for equal. All 32 bits decide: four passes of 8.",
         bits_missing=("-2 ** 31 - bits)", "-2 ** 31 - bits) >> 8"),
         bits_missing__half=("-2 ** 31 - bits)", "-2 ** 31 - bits) >> 16")),
-    *edits(f"{TIES} Yours is the higher one.",
+    *edits(f"{TIES} You chose the higher one.",
         higher_position_first=(FIRST, "equal.flip(-1).cumsum(-1).flip(-1) <= places_left")),
-    *edits("Scores equal to the k-th took the places of larger ones further on. Only as many of them are chosen as "
-        "the larger ones leave places for.", equal_before_larger=(TAKEN, "larger | equal")),
+    *edits("Scores equal to the k-th took the places of larger ones further on. The larger ones come first; choose "
+        "only as many equal ones as there are places left.", equal_before_larger=(TAKEN, "larger | equal")),
     *edits(f"Scores equal to the k-th were left out. {TIES} The k-th itself is one of them.",
         border_left_out=(TAKEN, "larger"), border_left_out__but_one=(FIRST, "equal.cumsum(-1) < places_left")),
-    *edits("The smallest scores were chosen.", smallest=("bits, -2 ** 31 - bits)", "bits, -2 ** 31 - bits).mul(-1)")),
+    *edits("The smallest scores were chosen instead of the largest.",
+        smallest=("bits, -2 ** 31 - bits)", "bits, -2 ** 31 - bits).mul(-1)")),
     *edits("Keys that the row does not see were chosen. Row t sees its first visible[t] keys.",
         hidden_chosen=(LOADED, "torch.full_like(row, length)"),
         hidden_chosen__one=(LOADED, f"({LOADED} + 1).clamp(max=length)")),
@@ -205,14 +208,14 @@ IN_CHOICE = (
         last_visible_missing=(LOADED, f"{LOADED} - 1")),
     *edits("All rows see as many keys as row 0. Load each row's own number.",
         visible_of_row_0=(LOADED, "visible[0 * row].long()")),
-    *edits("Visible keys with a score of -inf were taken for hidden. `visible` alone says what is hidden.",
+    *edits("Visible keys with a score of -inf were taken for hidden. Only `visible` says what is hidden.",
         infinity_hidden=(SEEN, "(place < seen) & (x != -math.inf)")),
-    *edits("The positions come in the order of the scores. They should ascend.",
+    *edits("The positions come in the order of the scores. They should be in ascending order.",
         in_order_of_scores=(TARGET, "torch.where(taken, ordered, -(2**41)).argsort(dim=-1, "
         "descending=True, stable=True).argsort(-1)")),
-    *edits("The places behind the chosen keys are not -1.", missing_not_marked=("k + length), -1)", "k + length), 0)"),
+    *edits("The places after the chosen keys are not -1.", missing_not_marked=("k + length), -1)", "k + length), 0)"),
         missing_not_marked__length=("k + length), -1)", "k + length), length)")),
-    *edits("Rows are read as if they followed each other without a gap. Row r begins at r · scores.stride(0).",
+    *edits("Rows are read as if they followed each other without a gap. Row r begins at element r · scores.stride(0).",
         row_stride_ignored=("scores.stride(0)", "length")),
 )  # fmt: skip
 
@@ -230,21 +233,21 @@ EXERCISE = Exercise(
     plain={"index_scores": (head_by_head,)},
     models=(model_of(scores_of, IN_SCORES, entry="index_scores"), model_of(choice, IN_CHOICE, entry="choose")),
     mistakes=(
-        Mistake("places_not_written", "Places of the result were never written. Where fewer keys are visible than k, "
-            "store -1 from the last chosen key on.",
+        Mistake("places_not_written", "Places of the result were never written. Where fewer than k keys are visible, "
+            "store -1 in all places after the last chosen key.",
             when=lambda case, seen, got: isinstance(got, torch.Tensor) and bool((got == UNWRITTEN).any())),
     ),
     requirements=tuple(map(OfChoose, (
         LaunchesTriton(), Moves(most_bytes, slack=1.0), ReadByKernels((0,)), Forbids((*ARITHMETIC, *FORBIDDEN)),
     ))),
     hints=(
-        "index_scores: one einsum gives the products [rows, heads, keys]. ReLU them, and let a second einsum weight "
-        "them and add up the heads.",
-        "choose: first find the k-th largest number itself. A pass counts one digit of 8 bits for all keys that agree "
-        "with the border's digits so far; the counts, summed from the top, say where k is reached.",
-        "After each pass take the keys with larger digits off what is missing. After four passes `border` is the k-th "
-        "number, and `missing` says how many keys equal to it are chosen. Begin with missing = min(k, visible).",
+        "index_scores: one einsum gives the products [rows, heads, keys]. Apply ReLU to them. A second einsum "
+        "multiplies by the weights and adds up the heads.",
+        "choose: first find the k-th largest number itself. A pass counts one digit of 8 bits, for all keys that agree "
+        "with the border's digits so far. The counts, summed from the top, show at which digit k is reached.",
+        "After each pass subtract the keys with larger digits from what is missing. After four passes `border` is the "
+        "k-th number, and `missing` says how many keys equal to it are chosen. Begin with missing = min(k, visible).",
         "Last pass: taken = (ordered > border) | (equal & (tl.cumsum(equal) <= missing)). Store positions at written + "
-        "tl.cumsum(taken) - 1, and after each tile move `written` on and lower `missing`. At the end fill up with -1.",
+        "tl.cumsum(taken) - 1. After each tile raise `written` and lower `missing`. Finally fill the rest with -1.",
     ),
 )  # fmt: skip

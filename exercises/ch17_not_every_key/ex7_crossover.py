@@ -30,7 +30,7 @@ def counted(functions, name, *arguments):
     if type(returned) is float and returned == returned // 1:
         return f"{returned}, a float"
     if type(returned) is not int and not (name == "crossover" and returned is None):
-        raise TypeError(f"{name} returned {returned!r}; asked for is a Python int")
+        raise TypeError(f"{name} returned {returned!r}; it must return a Python int")
     if returned is None:
         return "never"
     return f"{returned:,}" if abs(returned) >= 2**62 else returned
@@ -97,8 +97,8 @@ def cost_cases(draw):
         "DeepSeek-V3.2, assumed rates": (V3, H200),
         "the same, 4 heads in the indexer": ({**V3, "index_heads": 4}, H200),
         "k = 1": ({**few, "k": 1}, H200),
-        "the indexer is dearer than dense attention: never": ({**V3, "head_dim": 32}, slow),
-        "the indexer alone takes just as long as dense: never": ({**SMALL, "index_heads": 4}, TIE | {"index": 1}),
+        "the indexer takes longer than dense attention: never": ({**V3, "head_dim": 32}, slow),
+        "the indexer alone takes as long as dense attention: never": ({**SMALL, "index_heads": 4}, TIE | {"index": 1}),
         "an indexer that takes just less than dense": ({**SMALL, "index_heads": 15, "query_heads": 8},
             {"dense": 2.0**40, "index": 2.0**40, "chosen": 2.0**39}),
         "chosen keys are faster at once": (few, {"dense": 1e14, "index": 9e14, "chosen": 3e14}),
@@ -149,48 +149,49 @@ INDEX_TIME, CHOSEN_TIME = 'Fraction(index) / Fraction(rates["index"])', 'Fractio
 ATTENDED, SCORED = '4 * shape["query_heads"] * shape["head_dim"]', '2 * shape["index_heads"] * shape["index_dim"]'
 RAMP, TIMES = "full * (full + 1) // 2 + (length - full) * full", f"dense_time - {INDEX_TIME} - {CHOSEN_TIME}"
 TRIANGLE = (
-    "The first queries were counted with a full window, or with k keys. Query t has only t + 1: the sum of "
+    "The first queries were counted with a full window, or with k keys. Query t sees only t + 1 keys, so the sum of "
     "min(t + 1, most) begins with a triangle."
 )
 SHARED = (
-    *edits("Every query was counted with all keys, those behind it too. Query t sees t + 1 keys: together length · "
-        "(length + 1) / 2.",
+    *edits("Every query was counted with all keys, even those after it. Query t sees t + 1 keys, which makes length · "
+        "(length + 1) / 2 for all queries together.",
         not_causal=(DENSE, "attended * length * length", INDEX, "scored * length * length"),
         not_causal__dense=(DENSE, "attended * length * length"), not_causal__index=(INDEX, "scored * length * length")),
     *edits(TRIANGLE, triangle_forgotten=(WINDOW, 'attended * length * min(length, shape["window"])',
         CHOSEN, 'attended * length * min(length, shape["k"])'),
         triangle_forgotten__all=(RAMP, "length * full"),
         triangle_forgotten__chosen=(CHOSEN, 'attended * length * min(length, shape["k"])')),
-    *edits("A query's own key was not counted: query t sees t + 1 keys, and not t.",
+    *edits("A query's own key was not counted: query t sees t + 1 keys, not t.",
         own_key_missing=("full * (full + 1) // 2", "full * (full - 1) // 2")),
-    *edits("Attention's FLOPs are half of what they should be. A pair costs 2 · head_dim for the score and as many for "
-        "the value, in each head.", half_the_flops=(ATTENDED, ATTENDED.replace("4", "2"))),
-    *edits("The indexer's FLOPs were counted twice. It has scores alone, and no values: 2 · index_dim for each head.",
+    *edits("Attention's FLOPs are half of what they should be. In each head a pair costs 2 · head_dim for the score "
+        "and 2 · head_dim for the value.", half_the_flops=(ATTENDED, ATTENDED.replace("4", "2"))),
+    *edits("The indexer's FLOPs are twice what they should be. It computes scores but no values: 2 · index_dim for "
+        "each head.",
         indexer_with_values=(SCORED, SCORED.replace("2", "4"))),
-    *edits("The indexer's FLOPs are half of what they should be: a multiply-add is two.",
+    *edits("The indexer's FLOPs are half of what they should be: a multiply-add counts as two.",
         indexer_halved=(SCORED, SCORED.replace("2 *", "1 *"))),
     *edits("The indexer is missing, or was counted as running beside attention. It scores every key that a query sees, "
         "in short prompts too.", indexer_free__beside=(TIMES, f"dense_time - max({INDEX_TIME}, {CHOSEN_TIME})"),
         indexer_free__up_to_k=(INDEX, f'(length > shape["k"]) * {INDEX}'),
         indexer_free=("index + chosen}", "chosen}", TIMES, TIMES.replace(f" - {INDEX_TIME}", ""))),
-    *edits("Attention to the chosen keys is missing: the indexer alone was counted.",
+    *edits("Attention to the chosen keys is missing: only the indexer was counted.",
         attention_missing=("index + chosen}", "index}", TIMES, TIMES.replace(f" - {CHOSEN_TIME}", ""))),
-    *edits("The indexer was counted for the chosen keys alone. To choose them it scores all that the query may see.",
+    *edits("The indexer was counted only for the chosen keys. To choose them it scores all keys that the query sees.",
         indexer_of_the_chosen=(INDEX, 'scored * pairs_of(length, shape["k"])')),
     *edits("The indexer was counted with attention's heads or dimension. It has index_heads heads of index_dim.",
         indexer_of_attention=(SCORED, '2 * shape["query_heads"] * shape["head_dim"]'),
         indexer_of_attention__heads=(SCORED, '2 * shape["query_heads"] * shape["index_dim"]'),
         indexer_of_attention__dimension=(SCORED, '2 * shape["index_heads"] * shape["head_dim"]')),
-    *edits("Only the last query was counted. All queries of the prompt are: add up the keys that each one sees.",
+    *edits("Only the last query was counted. Add up the keys that each query of the prompt sees.",
         last_query_alone=(RAMP, "full")),
 )  # fmt: skip
 OF_FLOPS = (
     *edits(TRIANGLE, triangle_forgotten__window=(WINDOW, 'attended * length * min(length, shape["window"])')),
-    *edits("A length shorter than the window, or than k, has no query with so many keys: take min(length, most).",
+    *edits("In a prompt shorter than the window, or than k, no query sees so many keys: use min(length, most).",
         shorter_than_the_window=("min(length, most)", "most")),
-    *edits("The window was counted without the query's own key. In this chapter `window` counts it.",
+    *edits("The window has one key too many. `window` counts all keys that a query attends to, its own included.",
         window_without_itself=('shape["window"])', 'shape["window"] + 1)')),
-    *edits("The window has one key too few. `window` counts all keys that a query sees, its own included.",
+    *edits("The window has one key too few. `window` counts all keys that a query attends to, its own included.",
         window_too_short=('shape["window"])', 'shape["window"] - 1)')),
     *edits("`window` and `k` were exchanged.", window_for_k=('shape["k"]', 'shape["window"]', 'shape["window"]',
         'shape["k"]'), window_for_k__in_chosen=('shape["k"]', 'shape["window"]')),
@@ -199,7 +200,7 @@ OF_CROSSOVER = (
     *edits(TRIANGLE, triangle_forgotten__crossover=("_, index, chosen = parts_of", "_, index, chosen = rough_parts")),
     *edits("", asked_before=("gained(high, shape, rates) < 0",
         f'Fraction({SCORED}) / Fraction(rates["index"]) >= Fraction({ATTENDED}) / Fraction(rates["dense"])')),
-    *edits("FLOPs were compared, or all at one rate. Each part runs at a rate of its own: compare times.",
+    *edits("FLOPs were compared, or all parts got one rate. Each part has a rate of its own, so compare times.",
         one_rate=('rates["index"]', "1", 'rates["chosen"]', "1", 'rates["dense"]', "1")),
     *edits("The indexer's time was computed at the rate of attention: it is index FLOPs / rates[\"index\"].",
         index_at_another_rate=('rates["index"]', 'rates["dense"]'),
@@ -211,9 +212,10 @@ OF_CROSSOVER = (
         equal_left_out=("rates) >= 0", "rates) > 0", "rates) < 0", "rates) <= 0")),
     *edits("The length is one too small: chosen keys still take longer there.",
         one_too_small=("return high", "return low"), one_too_small__not_0=("return high", "return max(low, 1)")),
-    *edits("The length is one too large: chosen keys don't take longer one token earlier.",
+    *edits("The length is one too large: one token earlier, chosen keys do not take longer either.",
         one_too_large=("return high", "return high + 1")),
-    *edits("No length up to k was considered. If chosen keys are at a faster rate, they may pay from 1 token on.",
+    *edits("No length up to k was considered. If attention to the chosen keys has a higher rate, choosing may pay "
+        "from 1 token on.",
         not_before_k=("return high", 'return max(high, shape["k"])'),
         not_before_k__behind=("return high", 'return max(high, shape["k"] + 1)')),
 )  # fmt: skip
@@ -227,24 +229,25 @@ EXERCISE = Exercise(
         model_of(told, SHARED + OF_CROSSOVER, PARTS, (rough_parts,), entry="crossover"),
     ),
     mistakes=(
-        Mistake("query_by_query", "A loop runs through queries or lengths one by one, and there may be 2⁴⁰. A sum of "
-            "min(t + 1, most) is a triangle and a rectangle, and a length can be found by halving.", first=True,
+        Mistake("query_by_query", "A loop runs through queries or lengths one by one, and there may be 2⁴⁰ of them. A "
+            "sum of min(t + 1, most) is a triangle and a rectangle, and you can find a length by halving an interval.",
+            first=True,
             when=lambda case, seen, got: seen.error is not None and "20,000 lines ran" in seen.error.text),
-        Mistake("a_float", "A number of FLOPs or tokens is a float, which keeps 53 bits alone. Use Python's whole "
+        Mistake("a_float", "A number of FLOPs or tokens is a float, which is exact only to 53 bits. Use Python's whole "
             "numbers, and // where you divide.", first=True,
             when=lambda case, seen, got: isinstance(got, str) and got.endswith("a float")),
-        Mistake("never_not_told", "A length was returned though there is none from which chosen keys never take "
-            "longer. If the indexer's time for a pair is as long as that of dense attention, return None.",
+        Mistake("never_not_told", "A length was returned although there is none from which on chosen keys never take "
+            "longer. If a pair takes the indexer as long as dense attention, or longer, return None.",
             when=lambda case, seen, got: "never" in case.name and type(got) is int),
     ),
     hints=(
         "Write a function for the sum of min(t + 1, most) over t = 0 … length - 1 first. With full = min(length, most) "
         "it is full · (full + 1) / 2 + (length - full) · full.",
-        "dense: 4 · query_heads · head_dim for each of the sums with most = length. window and the chosen keys: the "
-        "same with most = window or k. The indexer: 2 · index_heads · index_dim with most = length.",
+        "dense: 4 · query_heads · head_dim times the sum with most = length. window and the chosen keys: the same, "
+        "with most = window or k. The indexer: 2 · index_heads · index_dim times the sum with most = length.",
         "As the length grows, chosen keys can only go from slower to faster, never back. So double a length until they "
-        "do not take longer, and then halve the interval between that and the one before.",
-        "They never catch up if the indexer alone takes, for a pair, as long as dense attention or longer: "
-        "2 · index_heads · index_dim / rates[\"index\"] ≥ 4 · query_heads · head_dim / rates[\"dense\"].",
+        "are no slower, then halve the interval between that length and the one before.",
+        "Chosen keys never catch up if, for a pair, the indexer alone takes as long as dense attention or longer: 2 · "
+        "index_heads · index_dim / rates[\"index\"] ≥ 4 · query_heads · head_dim / rates[\"dense\"].",
     ),
 )  # fmt: skip
