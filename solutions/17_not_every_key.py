@@ -220,7 +220,7 @@ for length, (skip, bound) in reported.items():
 # | 128 | 0.35 ms | 1.64 × |
 #
 # For a window of 128 there is a second limit. Queries, keys, values and outputs are 1.07 GB, which an H200 reads and
-# writes in 0.25 ms. So the layer is bound by memory again, and no skipping can make it faster than that.
+# writes in 0.25 ms. So 0.25 of the 0.35 ms are the time of memory, and no skipping can make the layer faster than that.
 #
 # ## One window, three conventions
 #
@@ -523,9 +523,9 @@ for length in lengths:
 print(measured("17 share of the saving on paper that is reached", 100 * causal / windowed / on_paper, "%"))
 
 # %% [markdown]
-# With a window, a larger share of the tiles are edges that need the mask: two or three of nine instead of one of many.
-# So expect a little less than on paper. On a CPU the share may be above 100 %, because the larger slices of causal
-# attention no longer fit its cache.
+# With a window, a larger share of the tiles are edges that need the mask: with 1,024 keys two of nine instead of one of
+# many. So expect a little less than on paper. On a CPU the share may be above 100 %, because the larger slices of
+# causal attention no longer fit its cache.
 #
 # ## Decode: the window's pages
 #
@@ -808,9 +808,9 @@ best_block_lists, best_transposed = check("17.5", block_lists, transposed).best
 #   $\sum_h w_{t,h} \cdot \text{ReLU}(q_{t,h} \cdot k_s)$, with a weight $w_{t,h}$ for each head. The 2,048 best keys
 #   get attention. ReLU turns negative products into 0, so they cannot cancel the positive ones of other heads.
 #
-# **$O(N^2)$ again.** All three still look at every key, only more cheaply. NSA's compressed branch reads $N/16$ keys
-# for each query. DeepSeek's attention over 2,048 keys grows with $N$, but its indexer scores every pair, so its cost
-# grows with $N^2$.
+# **$O(N^2)$ again.** In all three the choice depends on every key, only more cheaply: NSA and MoBA score one number for
+# each block of keys. NSA's compressed branch reads $N/16$ of them for each query. DeepSeek's attention over 2,048 keys
+# grows with $N$, but its indexer scores every pair, so its cost grows with $N^2$.
 #
 # **Top-k without sorting.** The scores of one query do not fit into a tile, and sorting 65,536 numbers to find 2,048 is
 # wasteful. A *radix histogram* instead finds the *border*, which is the $k$-th largest number. Turn the floats into
