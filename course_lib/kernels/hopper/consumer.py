@@ -2,6 +2,7 @@
 
 from course_lib.kernels.gluon.names import gl, gluon, mbarrier, wait_for_stores, warpgroup_mma, warpgroup_mma_wait
 from course_lib.kernels.gluon.parts import sum_by_thread
+from course_lib.kernels.hopper.lists import hide_by_mask, list_of_tile, listed_blocks
 from course_lib.kernels.hopper.operands import (
     block_scale,
     kept_weights,
@@ -51,8 +52,8 @@ def ask_for_output(weights, accumulator, value_tiles, blocks_done):
 
 
 @gluon.jit
-def step(query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, scaling, weights,
-         softmax_state, accumulator, MASKED: gl.constexpr, TURNS: gl.constexpr):  # fmt: skip
+def step(query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, tile_list, scaling,
+         weights, softmax_state, accumulator, MASKED: gl.constexpr, TURNS: gl.constexpr):  # fmt: skip
     """One block of keys: its scores and softmax, while the product of the block before it is under way.
 
     weights are those of the block before, as `kept_weights` keeps them: int32 [64, BLOCK_N / n]; softmax_state is
@@ -74,7 +75,10 @@ def step(query, buffers, barriers, turns, blocks_done, block, query_positions, k
     mbarrier.arrive(barriers.key_free.index(stage), count=1)
 
     if MASKED:
-        scores = hide_scores(scores, query_positions, block * BLOCK_N, key_length, band)
+        if tile_list is None:
+            scores = hide_scores(scores, query_positions, block * BLOCK_N, key_length, band)
+        else:
+            scores = hide_by_mask(scores, query_positions, block, tile_list)
     next_weights, rescale, running_max, running_sum = online_softmax(
         scores,
         running_max,
@@ -116,7 +120,7 @@ def pass_on(barriers, turns, blocks_done, blocks, STAGES: gl.constexpr, TURNS: g
 
 
 @gluon.jit
-def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, scales,
+def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, lists, scales,
             GROUP: gl.constexpr, GROUPS: gl.constexpr, QUERY_BUFFERS: gl.constexpr, TURNS: gl.constexpr):  # fmt: skip
     """A consumer: attention for 64 of the queries of each tile."""
     query_length, key_length = sizes.query_length, sizes.key_length
@@ -140,17 +144,25 @@ def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, size
         batch_index, head, tile_query = tile_of(ticket, sizes, TILE_ROWS)
         first_query = tile_query + GROUP * GROUP_ROWS
         query_positions = first_query + key_length - query_length + gl.arange(0, GROUP_ROWS, layout=ROWS)
-        tile_begin, _whole_begin, _whole_end, tile_end = key_blocks(
-            tile_query + key_length - query_length, key_length, band, TILE_ROWS, BLOCK_N
-        )
-        begin, whole_begin, whole_end, end = key_blocks(
-            first_query + key_length - query_length, key_length, band, GROUP_ROWS, BLOCK_N
-        )
-        if first_query >= query_length:  # no queries: one block, for the sake of the pipeline
-            begin = tile_begin
-            whole_begin = tile_begin
-            whole_end = tile_begin
-            end = tile_begin + 1
+        tile_list = None
+        if lists is None:
+            tile_begin, _whole_begin, _whole_end, tile_end = key_blocks(
+                tile_query + key_length - query_length, key_length, band, TILE_ROWS, BLOCK_N
+            )
+            begin, whole_begin, whole_end, end = key_blocks(
+                first_query + key_length - query_length, key_length, band, GROUP_ROWS, BLOCK_N
+            )
+            if first_query >= query_length:  # no queries: one block, for the sake of the pipeline
+                begin = tile_begin
+                whole_begin = tile_begin
+                whole_end = tile_begin
+                end = tile_begin + 1
+        else:
+            tile_list = list_of_tile(lists, sizes, batch_index, head, tile_query, TILE_ROWS, BLOCK_N)
+            begin, whole_begin, whole_end, end = listed_blocks(tile_list)
+            tile_begin = begin
+            tile_end = end
+            query_positions = first_query - tile_query + gl.arange(0, GROUP_ROWS, layout=ROWS)
         blocks_done = pass_on(barriers, turns, blocks_done, tile_end - end, STAGES, TURNS)
         buffer = tiles_done % QUERY_BUFFERS * GROUPS + GROUP
         mbarrier.wait(barriers.query_ready.index(buffer), tiles_done // QUERY_BUFFERS & 1)
@@ -168,7 +180,9 @@ def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, size
         stage = blocks_done % STAGES
         scores = warpgroup_mma_wait(0, deps=[scores])
         mbarrier.arrive(barriers.key_free.index(stage), count=1)
-        if keys_before is not None or keys_after is not None or key_length % BLOCK_N != 0:
+        if lists is not None:
+            scores = hide_by_mask(scores, query_positions, end - 1, tile_list)
+        elif keys_before is not None or keys_after is not None or key_length % BLOCK_N != 0:
             scores = hide_scores(scores, query_positions, (end - 1) * BLOCK_N, key_length, band)
         running_max = gl.full([GROUP_ROWS], float("-inf"), gl.float32, ROWS)
         running_sum = sum_by_thread(gl.zeros([GROUP_ROWS, BLOCK_N], gl.float32, SCORES))
@@ -186,20 +200,20 @@ def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, size
         mbarrier.wait(barriers.value_ready.index(stage), blocks_done // STAGES & 1)
         blocks_done += 1
 
-        if keys_after is not None:
+        if keys_after is not None or lists is not None:
             for count in range(end - 1 - whole_end):
                 block = end - 2 - count
                 weights, state, accumulator = step(
-                    query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, scaling,
-                    weights, state, accumulator, True, TURNS,
+                    query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, tile_list,
+                    scaling, weights, state, accumulator, True, TURNS,
                 )  # fmt: skip
                 blocks_done += 1
         query = query_operand(buffers.queries, buffer)
         for count in range(whole_end - whole_begin):
             block = whole_end - 1 - count
             weights, state, accumulator = step(
-                query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, scaling,
-                weights, state, accumulator, False, TURNS,
+                query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, tile_list,
+                scaling, weights, state, accumulator, False, TURNS,
             )  # fmt: skip
             blocks_done += 1
         if keys_before is not None:
@@ -207,8 +221,8 @@ def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, size
             for count in range(whole_begin - begin):
                 block = whole_begin - 1 - count
                 weights, state, accumulator = step(
-                    query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, scaling,
-                    weights, state, accumulator, True, TURNS,
+                    query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, tile_list,
+                    scaling, weights, state, accumulator, True, TURNS,
                 )  # fmt: skip
                 blocks_done += 1
 

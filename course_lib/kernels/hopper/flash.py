@@ -48,15 +48,10 @@ SIZES = ("batch", "query_heads", "heads_per_key_head", "query_length", "key_leng
 SCALES = ("query_scales", "key_scales", "value_scales")  # of 8-bit inputs
 
 
-@gluon.jit(do_not_specialize=(*SIZES, "keys_before", "keys_after"))
-def flash_attention_hopper_kernel(
-    queries, keys, values, outputs, sink_pointer, lse_pointer, counter, query_scales, key_scales, value_scales,
-    batch, query_heads, heads_per_key_head, query_length, key_length, heads_at_once,
-    keys_before, keys_after, scale_log2,
-    STAGES: gl.constexpr, GROUPS: gl.constexpr, QUERY_BUFFERS: gl.constexpr, TURNS: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
-):  # fmt: skip
-    """One program per multiprocessor: makes buffers and barriers, and sends the groups of warps to their tasks."""
+@gluon.jit
+def shared_memory(descriptors, STAGES: gl.constexpr, GROUPS: gl.constexpr, QUERY_BUFFERS: gl.constexpr):
+    """A program's buffers, barriers and tickets; the first consumer has its turn."""
+    queries, keys, values, outputs = descriptors
     dtype: gl.constexpr = queries.dtype
     query_shape: gl.constexpr = [QUERY_BUFFERS * GROUPS] + queries.block_type.shape  # [.., 1, 1, 64, HEAD_DIM]
     key_shape: gl.constexpr = [STAGES] + keys.block_type.shape  # [.., 1, 1, BLOCK_N, HEAD_DIM]
@@ -80,28 +75,43 @@ def flash_attention_hopper_kernel(
     fence_async_shared()
     mbarrier.arrive(barriers.turns.index(0), count=1)  # the first consumer begins
 
-    descriptors = queries, keys, values, outputs
     buffers = Buffers(query_tiles, key_tiles, value_tiles, output_tiles)
+    return buffers, barriers, tickets
+
+
+@gluon.jit(do_not_specialize=(*SIZES, "keys_before", "keys_after"))
+def flash_attention_hopper_kernel(
+    queries, keys, values, outputs, sink_pointer, lse_pointer, counter, query_scales, key_scales, value_scales,
+    batch, query_heads, heads_per_key_head, query_length, key_length, heads_at_once,
+    keys_before, keys_after, scale_log2,
+    STAGES: gl.constexpr, GROUPS: gl.constexpr, QUERY_BUFFERS: gl.constexpr, TURNS: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """One program per multiprocessor: makes buffers and barriers, and sends the groups of warps to their tasks."""
+    descriptors = queries, keys, values, outputs
+    buffers, barriers, tickets = shared_memory(descriptors, STAGES, GROUPS, QUERY_BUFFERS)
     sizes = Sizes(batch, query_heads, heads_per_key_head, query_length, key_length, heads_at_once)
     band = keys_before, keys_after
     scales = scale_log2, query_scales, key_scales, value_scales
     if GROUPS == 2:
         gl.warp_specialize([
-            (consume, (outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, scales, 0, GROUPS,
-                       QUERY_BUFFERS, TURNS)),
-            (consume, (outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, scales, 1, GROUPS,
-                       QUERY_BUFFERS, TURNS)),
-            (produce, (descriptors, buffers, barriers, tickets, counter, sizes, band, STAGES, GROUPS, QUERY_BUFFERS)),
+            (consume, (outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, None, scales,
+                       0, GROUPS, QUERY_BUFFERS, TURNS)),
+            (consume, (outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, None, scales,
+                       1, GROUPS, QUERY_BUFFERS, TURNS)),
+            (produce, (descriptors, buffers, barriers, tickets, counter, sizes, band, None,
+                       STAGES, GROUPS, QUERY_BUFFERS)),
         ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consume, (outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, scales, 0, GROUPS,
-                       QUERY_BUFFERS, TURNS)),
-            (consume, (outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, scales, 1, GROUPS,
-                       QUERY_BUFFERS, TURNS)),
-            (consume, (outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, scales, 2, GROUPS,
-                       QUERY_BUFFERS, TURNS)),
-            (produce, (descriptors, buffers, barriers, tickets, counter, sizes, band, STAGES, GROUPS, QUERY_BUFFERS)),
+            (consume, (outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, None, scales,
+                       0, GROUPS, QUERY_BUFFERS, TURNS)),
+            (consume, (outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, None, scales,
+                       1, GROUPS, QUERY_BUFFERS, TURNS)),
+            (consume, (outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, None, scales,
+                       2, GROUPS, QUERY_BUFFERS, TURNS)),
+            (produce, (descriptors, buffers, barriers, tickets, counter, sizes, band, None,
+                       STAGES, GROUPS, QUERY_BUFFERS)),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
 
 
@@ -157,18 +167,22 @@ def launch(query, key, values, output, lse, scales, causal, window, scale, arran
     heads_per_key_head = query_heads // key_heads
     block_d = padded_head_dim(head_dim)
     tiles = triton.cdiv(query_length, GROUP_ROWS.value * arrangement.consumers) * batch * query_heads
-    key_bytes = 2 * key_length * head_dim * key.element_size() // heads_per_key_head  # K and V, per query head
-    heads_at_once = min(batch * query_heads, max(1, L2_SHARE_BYTES // max(1, key_bytes)))
     if window is not None:
         window = min(window, query_length + key_length)  # sees as much, and sums with it stay within 32 bits
     programs = min(tiles, multiprocessor_count(query.device))
     flash_attention_hopper_kernel[(programs,)](
         descriptor(query, GROUP_ROWS.value, block_d), descriptor(key, arrangement.key_rows, block_d), values,
         descriptor(output, GROUP_ROWS.value, block_d), sink, lse, ticket_counter(query.device), *scales,
-        batch, query_heads, heads_per_key_head, query_length, key_length, heads_at_once,
+        batch, query_heads, heads_per_key_head, query_length, key_length, heads_in_cache(query, key),
         window, 0 if causal else window, scale_in_log2(scale, head_dim),
         **arrangement.settings(), num_warps=4, maxnreg=arrangement.registers[2],
     )  # fmt: skip
+
+
+def heads_in_cache(query, key) -> int:
+    """How many query heads to work on at a time, so that their keys and values stay in the L2 cache."""
+    key_bytes = 2 * key.shape[2] * key.shape[3] * key.element_size() * key.shape[1] // query.shape[1]  # per query head
+    return min(query.shape[0] * query.shape[1], max(1, L2_SHARE_BYTES // max(1, key_bytes)))
 
 
 def padded_head_dim(head_dim: int) -> int:

@@ -1,12 +1,13 @@
 """The producer of attention on Hopper: one warp that draws tiles and keeps the copy engine busy."""
 
 from course_lib.kernels.gluon.names import gl, gluon, load_tile, mbarrier
+from course_lib.kernels.hopper.lists import first_key_of, list_of_tile, listed_blocks
 from course_lib.kernels.hopper.operands import load_values
 from course_lib.kernels.hopper.parts import GROUP_ROWS, TICKET_SLOTS, draw_ticket, key_blocks, tile_of, write_ticket
 
 
 @gluon.jit
-def produce(descriptors, buffers, barriers, tickets, counter, sizes, band,
+def produce(descriptors, buffers, barriers, tickets, counter, sizes, band, lists,
             STAGES: gl.constexpr, GROUPS: gl.constexpr, QUERY_BUFFERS: gl.constexpr):  # fmt: skip
     """The producer: draws tiles, and asks the copy engine for all that they need, in the order of its use.
 
@@ -24,8 +25,13 @@ def produce(descriptors, buffers, barriers, tickets, counter, sizes, band,
     while ticket < tiles:
         batch_index, head, first_query = tile_of(ticket, sizes, TILE_ROWS)
         key_head = head // sizes.heads_per_key_head
-        first_position = first_query + key_length - query_length
-        begin, _whole_begin, _whole_end, end = key_blocks(first_position, key_length, band, TILE_ROWS, BLOCK_N)
+        tile_list = None
+        if lists is None:
+            first_position = first_query + key_length - query_length
+            begin, _whole_begin, _whole_end, end = key_blocks(first_position, key_length, band, TILE_ROWS, BLOCK_N)
+        else:
+            tile_list = list_of_tile(lists, sizes, batch_index, head, first_query, TILE_ROWS, BLOCK_N)
+            begin, _whole_begin, _whole_end, end = listed_blocks(tile_list)
 
         phase = tiles_done // QUERY_BUFFERS & 1
         for group in gl.static_range(GROUPS):
@@ -40,6 +46,8 @@ def produce(descriptors, buffers, barriers, tickets, counter, sizes, band,
             )
         for block in range(end - begin):
             first_key = (end - 1 - block) * BLOCK_N
+            if tile_list is not None:
+                first_key = first_key_of(end - 1 - block, tile_list, BLOCK_N)
             stage = blocks_done % STAGES
             phase = blocks_done // STAGES & 1
             mbarrier.wait(barriers.key_free.index(stage), phase ^ 1)

@@ -22,6 +22,7 @@ from course_lib.kernels.common.numbers import FLOAT32_PRECISION
 from course_lib.kernels.common.signatures import KINDS, signature_of
 from course_lib.kernels.common.softmax import finish_rows, scale_in_log2, weigh
 from course_lib.kernels.common.tiles import Tiles
+from course_lib.kernels.hopper.limits import hopper_refusal
 from course_lib.kernels.sparse.block_lists import BLOCK, BlockLists
 from course_lib.kernels.sparse.parts import LIST_SIZES, LIST_TYPES, list_of_row, load_entry, load_mask
 
@@ -111,10 +112,23 @@ def listed_tiles_kernel(
 
 def forward(query, key, value, lists: BlockLists, *, scale=None):
     """(output, log-sum-exp) of `block_sparse_attention`, which has checked the arguments."""
-    batch, query_heads, query_length, head_dim = query.shape
-    key_heads, key_length = key.shape[1:3]
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+    if hopper_refusal(query, key, value) is None:
+        # Imported here: Gluon is missing from some Tritons, and nothing else needs it.
+        from course_lib.kernels.sparse import hopper
+
+        if (lists.query_rows, lists.key_rows) == hopper.BLOCK:
+            hopper.launch(query, key, value, output, lse, lists, list_strides(lists.full.counts), scale)
+            return output, lse
+    portable(query, key, value, output, lse, lists, scale)
+    return output, lse
+
+
+def portable(query, key, value, output, lse, lists: BlockLists, scale) -> None:
+    """Fills output and lse by the kernel above."""
+    batch, query_heads, query_length, head_dim = query.shape
+    key_heads, key_length = key.shape[1:3]
 
     def launch(tiles):
         cut = within_block(tiles, lists)
@@ -128,7 +142,6 @@ def forward(query, key, value, lists: BlockLists, *, scale=None):
         )  # fmt: skip
 
     launch(tiles_for(query, key, launch, ("block lists", lists.query_rows, lists.key_rows)))
-    return output, lse
 
 
 def within_block(tiles: Tiles, lists: BlockLists) -> Tiles:

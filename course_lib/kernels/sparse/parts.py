@@ -12,7 +12,7 @@ LIST_SIZES = ("query_heads", "heads_per_key_head", "query_length", "key_length",
 # What the compile gate is told of the arguments that say lists.
 LIST_NAMES = ("full_counts_pointer", "full_indices_pointer", "partial_counts_pointer", "partial_indices_pointer",
               "partial_masks_pointer")  # fmt: skip
-LIST_TYPES: dict[str, str | None] = {**dict.fromkeys(LIST_NAMES, "*i32"), "masks_pointer": "*i8"}
+LIST_TYPES = {**dict.fromkeys(LIST_NAMES, "*i32"), "masks_pointer": "*i8"}
 
 
 @triton.jit
