@@ -164,6 +164,15 @@ class ProductArrangement(NamedTuple):
 
 ARRANGEMENT = ProductArrangement(64, 256, together=True, stages=4, piece=64, buffers=2, strip=16)
 GATED_ARRANGEMENT = ARRANGEMENT
+# All of a tile's residual arrives while the tile is multiplied: its buffers are as large as the tile.
+RESIDUAL_ARRANGEMENT = ARRANGEMENT._replace(stages=3, piece=128)
+
+
+def arrangement_for(residual: bool, gated: bool) -> ProductArrangement:
+    """How a program is arranged where nothing else is asked for."""
+    if gated:
+        return GATED_ARRANGEMENT
+    return RESIDUAL_ARRANGEMENT if residual else ARRANGEMENT
 
 
 def product_hopper(
@@ -200,7 +209,7 @@ def product_hopper(
     refusal = hopper_product_refusal(x, weight, residual, out)
     if refusal is not None:
         raise refusal.error(f"product_hopper: {refusal.reason}")
-    arrangement = arrangement or (GATED_ARRANGEMENT if gated else ARRANGEMENT)
+    arrangement = arrangement or arrangement_for(residual is not None, gated)
     boxes = arrangement.boxes(gated)
     pieces = boxes["weight"][0] // arrangement.piece
     if pieces not in (1, 2, 4) or pieces % arrangement.buffers:
@@ -245,14 +254,16 @@ def matrix_layout(rows: int, columns: int, dtype: torch.dtype):
 def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate."""
     return [
-        compile_case("bf16", ARRANGEMENT),
-        compile_case("fp16", ARRANGEMENT, bias=True, activation="gelu", residual=True),
-        compile_case("bf16", GATED_ARRANGEMENT, gated=True),
+        compile_case("bf16"),
+        compile_case("fp16", bias=True, activation="gelu"),
+        compile_case("bf16", bias=True, activation="gelu", residual=True),
+        compile_case("bf16", bias=True, residual=True, gated=True),
     ]
 
 
-def compile_case(kind, arrangement, *, bias=False, activation=None, residual=False, gated=False) -> CompileCase:
+def compile_case(kind, arrangement=None, *, bias=False, activation=None, residual=False, gated=False) -> CompileCase:
     """kind: "fp16" or "bf16"."""
+    arrangement = arrangement or arrangement_for(residual, gated)
     boxes = arrangement.boxes(gated)
     types = {name: f"tensordesc<{kind}[{rows},{columns}],{matrix_layout(rows, columns, DTYPES[kind])!r}>"
              for name, (rows, columns) in boxes.items()}  # fmt: skip

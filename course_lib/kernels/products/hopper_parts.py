@@ -75,7 +75,7 @@ def tile_of(number, row_tiles, column_tiles, strip):
     """
     first_row = number // (strip * column_tiles) * strip
     place = number % (strip * column_tiles)
-    height = gl.minimum(strip, row_tiles - first_row)
+    height = min(strip, row_tiles - first_row)
     return first_row + place % height, place // height
 
 
@@ -102,7 +102,6 @@ def fill(x, weight, ring, stage, row, column, up_column, step):
         load_tile(weight, [up_column, step * STEP], ready, ring.weight.index(stage * PARTS + 1))
     for group in gl.static_range(GROUPS):
         load_tile(x, [row + group * ROWS, step * STEP], ready, ring.x.index(stage * GROUPS + group))
-    return ready
 
 
 @gluon.jit
@@ -157,10 +156,10 @@ def halves(tile):
 def pieces_of(tile, PIECES: gl.constexpr):
     """The tile in 1, 2 or 4 pieces of as many columns, from the left."""
     pieces = (tile,)
-    if PIECES > 1:
+    if PIECES == 2:
         pieces = halves(tile)
-    if PIECES > 2:
-        left, right = pieces
+    if PIECES == 4:
+        left, right = halves(tile)
         pieces = halves(left) + halves(right)
     return pieces
 
@@ -195,7 +194,6 @@ def ask_for_residual(residual, output, buffer, row, column):
     """Asks the copy engine for a piece of the residual, into the buffer in which the result will leave."""
     mbarrier.expect(output.ready.index(buffer), residual.block_type.nbytes)
     load_tile(residual, [row, column], output.ready.index(buffer), output.tiles.index(buffer))
-    return buffer
 
 
 @gluon.jit
@@ -246,4 +244,3 @@ def finish(out, accumulator, epilogue, output, row, column, columns, tiles_done,
             if index + BUFFERS < PIECES:
                 wait_for_stores(0)
                 ask_for_residual(residual, output, buffer, row, piece_column + BUFFERS * PIECE)
-    return pieces
