@@ -65,7 +65,7 @@ def produce(x, weight, ring, sizes):
     for number in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
         row_tile, column_tile = tile_of(number, row_tiles, column_tiles, strip)
         row, column = row_tile * TILE_ROWS, column_tile * TILE_COLUMNS
-        for step in range(gl.cdiv(inner, STEP)):
+        for step in range(gl.cdiv(inner, x.block_type.shape[1])):
             mbarrier.wait(ring.free.index(stage), phase)
             fill(x, weight, ring, stage, row, column, columns + column, step)
             stage, phase = next_stage(stage, phase, STAGES)
@@ -82,7 +82,7 @@ def consume(out, epilogue, ring, output, turns, sizes, GROUP: gl.constexpr, TOGE
     TILE_ROWS: gl.constexpr = ring.x.shape[0] // STAGES * ROWS
     TILE_COLUMNS: gl.constexpr = ring.weight.shape[1]
     row_tiles, column_tiles = gl.cdiv(rows, TILE_ROWS), gl.cdiv(columns, TILE_COLUMNS)
-    steps = gl.cdiv(inner, STEP)
+    steps = gl.cdiv(inner, ring.x.shape[2])
     first, stride = gl.program_id(0), gl.num_programs(0)
     steps_done = 0
     tiles_done = 0
@@ -158,7 +158,7 @@ class ProductArrangement(NamedTuple):
 
     def boxes(self, gated: bool) -> dict[str, tuple[int, int]]:
         """Rows and columns that the copy engine moves at once."""
-        return {"x": (self.rows, STEP.value), "weight": (self.columns // 2 if gated else self.columns, STEP.value),
+        return {"x": (self.rows, STEP), "weight": (self.columns // 2 if gated else self.columns, STEP),
                 "out": (self.rows, self.piece)}  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from course_lib.kernels.gluon.names import (
 )
 from course_lib.kernels.gluon.parts import new_barriers
 
-STEP = gl.constexpr(64)  # numbers of the inner dimension at a time: 128 bytes, a row of the widest swizzle
+STEP = 64  # numbers of the inner dimension at a time: 128 bytes, a row of the widest swizzle; of 8 bits twice as many
 GELU_SLOPE, GELU_CUBE = gl.constexpr(0.7978845608028654), gl.constexpr(0.044715)  # sqrt(2 / π), and torch's number
 
 
@@ -29,7 +29,7 @@ GELU_SLOPE, GELU_CUBE = gl.constexpr(0.7978845608028654), gl.constexpr(0.044715)
 class Ring:
     """Buffers that are filled and freed in turn, and each one's two barriers.
 
-    x: [stages * groups that share a tile, rows, STEP]; weight: [stages * parts of a tile, rows, STEP].
+    x: [stages * groups that share a tile, rows, step]; weight: [stages * parts of a tile, rows, step].
     ready: the copy engine counts its bytes. free: each warp group that read the buffer says so.
     """
 
@@ -88,13 +88,14 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def fill(x, weight, ring, stage, row, column, up_column, step):
-    """Asks the copy engine for what one step of a tile needs: STEP numbers of its rows of x, and of the weight's rows.
+    """Asks the copy engine for what one step of a tile needs: some numbers of its rows of x, and of the weight's rows.
 
     up_column: where the second part of the weight's rows begins, if there are two.
     """
     GROUPS: gl.constexpr = ring.x.shape[0] // ring.ready.shape[0]
     PARTS: gl.constexpr = ring.weight.shape[0] // ring.ready.shape[0]
     ROWS: gl.constexpr = ring.x.shape[1]
+    STEP: gl.constexpr = x.block_type.shape[1]
     ready = ring.ready.index(stage)
     mbarrier.expect(ready, GROUPS * x.block_type.nbytes + PARTS * weight.block_type.nbytes)
     load_tile(weight, [column, step * STEP], ready, ring.weight.index(stage * PARTS))
@@ -115,7 +116,7 @@ def multiply(ring, steps_done, steps, next_turn, GROUP: gl.constexpr):
     GROUPS: gl.constexpr = ring.x.shape[0] // STAGES
     ROWS: gl.constexpr = ring.x.shape[1]
     COLUMNS: gl.constexpr = ring.weight.shape[0] // STAGES * ring.weight.shape[1]
-    weights = reinterpret(ring.weight, [STAGES, COLUMNS, STEP], ring.weight.layout)
+    weights = reinterpret(ring.weight, [STAGES, COLUMNS, ring.weight.shape[2]], ring.weight.layout)
     accumulator = gl.zeros([ROWS, COLUMNS], gl.float32, product_layout(COLUMNS))
     stage, phase = steps_done % STAGES, steps_done // STAGES & 1
     before = stage
