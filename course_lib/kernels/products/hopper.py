@@ -122,6 +122,7 @@ def product_hopper_kernel(
         ready=new_barriers(STAGES, 1),
         free=new_barriers(STAGES, READERS),
     )
+    first_output, second_output = new_output(out, BUFFERS), new_output(out, BUFFERS)
     turns = new_barriers(CONSUMERS, 1)
     fence_async_shared()
     mbarrier.arrive(turns.index(0), count=1)  # the first consumer begins
@@ -129,8 +130,8 @@ def product_hopper_kernel(
     epilogue = bias_pointer, residual
     sizes = rows, columns, inner, strip
     gl.warp_specialize([
-        (consume, (out, epilogue, ring, new_output(out, BUFFERS), turns, sizes, 0, TOGETHER, ACTIVATION, GATED)),
-        (consume, (out, epilogue, ring, new_output(out, BUFFERS), turns, sizes, 1, TOGETHER, ACTIVATION, GATED)),
+        (consume, (out, epilogue, ring, first_output, turns, sizes, 0, TOGETHER, ACTIVATION, GATED)),
+        (consume, (out, epilogue, ring, second_output, turns, sizes, 1, TOGETHER, ACTIVATION, GATED)),
         (produce, (x, weight, ring, sizes)),
     ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
 

@@ -98,12 +98,13 @@ def product_fp8_kernel(
         ready=new_barriers(STAGES, 1),
         free=new_barriers(STAGES, CONSUMERS),
     )
+    first_output, second_output = new_output(out, 1), new_output(out, 1)
     fence_async_shared()
     scales = x_scales, weight_scales
     sizes = rows, columns, inner, strip
     gl.warp_specialize([
-        (consume_scaled, (out, scales, ring, new_output(out, 1), sizes, 0)),
-        (consume_scaled, (out, scales, ring, new_output(out, 1), sizes, 1)),
+        (consume_scaled, (out, scales, ring, first_output, sizes, 0)),
+        (consume_scaled, (out, scales, ring, second_output, sizes, 1)),
         (produce, (x, weight, ring, sizes)),
     ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
 
