@@ -87,6 +87,16 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def stage_before(stage, STAGES: gl.constexpr):
+    """The buffer before this one.
+
+    Computed, not kept from the step before: Triton 3.6 takes `before = stage`, in front of a loop and in it, for one
+    number that stays what it was.
+    """
+    return gl.where(stage == 0, STAGES - 1, stage - 1)
+
+
+@gluon.jit
 def fill(x, weight, ring, stage, row, column, up_column, step):
     """Asks the copy engine for what one step of a tile needs: some numbers of its rows of x, and of the weight's rows.
 
@@ -119,20 +129,18 @@ def multiply(ring, steps_done, steps, next_turn, GROUP: gl.constexpr):
     weights = reinterpret(ring.weight, [STAGES, COLUMNS, ring.weight.shape[2]], ring.weight.layout)
     accumulator = gl.zeros([ROWS, COLUMNS], gl.float32, product_layout(COLUMNS))
     stage, phase = steps_done % STAGES, steps_done // STAGES & 1
-    before = stage
     for step in range(steps):
         mbarrier.wait(ring.ready.index(stage), phase)
         x = ring.x.index(stage * GROUPS + GROUP)
         weight = weights.index(stage).permute((1, 0))
         accumulator = warpgroup_mma(x, weight, accumulator, is_async=True)
         accumulator = warpgroup_mma_wait(1, deps=[accumulator])
-        mbarrier.arrive(ring.free.index(before), count=1, pred=step > 0)
-        before = stage
+        mbarrier.arrive(ring.free.index(stage_before(stage, STAGES)), count=1, pred=step > 0)
         stage, phase = next_stage(stage, phase, STAGES)
     if next_turn is not None:
         mbarrier.arrive(next_turn, count=1)
     accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-    mbarrier.arrive(ring.free.index(before), count=1)
+    mbarrier.arrive(ring.free.index(stage_before(stage, STAGES)), count=1)
     return accumulator
 
 
