@@ -19,7 +19,6 @@ Everything goes to engine.json in the course's bench folder.
 
 import gc
 import inspect
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -28,12 +27,12 @@ from importlib.util import find_spec
 import tokenizers
 import torch
 
+from course_lib.bench._record import write_record
 from course_lib.bench.attention import clocks
 from course_lib.bench.softmax import copy_bandwidth
 from course_lib.bench.steps import PAGE, ROUNDS, STEPS, fill, model_of, pages_of, trace_of
 from course_lib.hardware.device import machine
 from course_lib.hardware.graphs import captured, compiled
-from course_lib.home import course_home
 from course_lib.models.config import PRESETS, ModelConfig
 from course_lib.models.decoder import Decoder
 from course_lib.models.glue import FUSED, TORCH
@@ -239,11 +238,5 @@ def main(arguments: list[str] | None = None) -> int:
         wholes[name] = told = whole(model, fast)
         print(f"64 requests, {name}: {told['tokens_per_second']:,.0f} tokens/s  {told}", flush=True)
         gc.collect()
-    this = machine()
-    record = {"gpu": this.gpu_name, "torch": torch.__version__, "triton": this.triton, "clocks_before": before,
-              "clocks_after": clocks(), "steps": table, "whole": wholes}  # fmt: skip
-    folder = course_home() / "bench"
-    folder.mkdir(exist_ok=True)
-    (folder / "engine.json").write_text(json.dumps(record))
-    print(f"{this.gpu_name}, PyTorch {torch.__version__}, Triton {this.triton}\nWritten: {folder / 'engine.json'}")
+    print(write_record("engine", before, steps=table, whole=wholes))
     return 0

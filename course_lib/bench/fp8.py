@@ -12,16 +12,14 @@ Figures and versions go to fp8.json in the course's bench folder.
 """
 
 import functools
-import json
 import math
 
 import torch
 
+from course_lib.bench._record import write_record
 from course_lib.bench.attention import clocks
-from course_lib.hardware.device import machine
 from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure, measure_together
-from course_lib.home import course_home
 from course_lib.kernels.attention.reference import attention_reference
 from course_lib.kernels.gluon.limits import machine_refusal
 from course_lib.kernels.quantised.fp8 import (
@@ -129,21 +127,5 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"\n{'inputs with outliers, ' + str(ERROR_SHAPE):<44}{'RMS error':>12}{'of the output':>15}")
     for name, (absolute, relative) in errors.items():
         print(f"{name:<44}{absolute:>12.1e}{100 * relative:>13.1f} %")
-    this = machine()
-    record = {
-        "gpu": this.gpu_name,
-        "torch": torch.__version__,
-        "triton": this.triton,
-        "clocks_before": before,
-        "clocks_after": clocks(),
-        "speed": speed,
-        "errors": errors,
-    }
-    folder = course_home() / "bench"
-    folder.mkdir(exist_ok=True)
-    (folder / "fp8.json").write_text(json.dumps(record, indent=1))
-    print(
-        f"\n{this.gpu_name}, PyTorch {torch.__version__}, Triton {this.triton}; clocks SM, memory, power, "
-        f"temperature: {before} before, {record['clocks_after']} after.\nWritten: {folder / 'fp8.json'}"
-    )
+    print(write_record("fp8", before, speed=speed, errors=errors))
     return 0

@@ -11,21 +11,19 @@ error relative to their norm. Figures, versions and clocks go to fused.json in t
 
 import contextlib
 import dataclasses
-import datetime
 import functools
-import json
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
+from course_lib.bench._record import write_record
 from course_lib.bench.attention import clocks
 from course_lib.bench.softmax import copy_bandwidth
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure_together
 from course_lib.hardware.units import format_bandwidth
-from course_lib.home import course_home
 from course_lib.kernels.fused.add_rms_norm import add_rms_norm_forward
 from course_lib.kernels.fused.cross_entropy import cross_entropy_backward_reference
 from course_lib.kernels.fused.cross_entropy_operators import cross_entropy, cross_entropy_
@@ -389,15 +387,5 @@ def main(arguments: list[str] | None = None) -> int:
             note = "  (called)" if it.get("called") else ""
             print(f"{name:<42}{form:<20}{figures or ' – ' + it['missing']}{note}", flush=True)
         torch.cuda.empty_cache()
-    this = machine()
-    record = {"gpu": this.gpu_name, "date": datetime.date.today().isoformat(), "torch": torch.__version__,
-              "triton": this.triton, "clocks_before": before, "clocks_after": clocks(), "copy": copy,
-              "table": table}  # fmt: skip
-    folder = course_home() / "bench"
-    folder.mkdir(exist_ok=True)
-    (folder / "fused.json").write_text(json.dumps(record, indent=1))
-    print(
-        f"\n{this.gpu_name}, PyTorch {torch.__version__}, Triton {this.triton}; clocks SM, memory, power, temperature: "
-        f"{before} before, {record['clocks_after']} after.\nWritten: {folder / 'fused.json'}"
-    )
+    print(write_record("fused", before, copy=copy, table=table))
     return 0

@@ -12,7 +12,6 @@ beside them. Figures are µs, the median of some rounds; those of a GPU go to la
 """
 
 import functools
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -20,13 +19,13 @@ from typing import Any
 
 import torch
 
+from course_lib.bench._record import write_record
 from course_lib.bench.attention import clocks
 from course_lib.bench.decode import host_seconds
 from course_lib.hardware.device import machine
 from course_lib.hardware.graphs import captured
 from course_lib.hardware.meter.traffic import launches_through
 from course_lib.hardware.prepared import Prepared, prepared
-from course_lib.home import course_home
 from course_lib.kernels.attention.operator import attention
 from course_lib.kernels.decode.attention import decode_attention
 from course_lib.kernels.decode.tiles import decode_plan
@@ -118,7 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure and print the tables; returns the exit status."""
     on_gpu = machine().tier != "none"
     torch.manual_seed(0)
-    before = clocks() if on_gpu else None
+    before = clocks()
     sizes = ("cuda", torch.float16, 1024, 128) if on_gpu else ("cpu", torch.float32, 64, 16)
     results = {name: measure(problem) for name, problem in problems(*sizes).items()}
     for name, found in results.items():
@@ -128,12 +127,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     small = torch.zeros(16, device="cuda")
     addition = host_seconds(lambda: small.add_(1.0)) * 1e6
-    this = machine()
-    record = {"gpu": this.gpu_name, "torch": torch.__version__, "triton": this.triton, "clocks_before": before,
-              "clocks_after": clocks(), "addition_us": addition, "results": results}  # fmt: skip
-    folder = course_home() / "bench"
-    folder.mkdir(exist_ok=True)
-    (folder / "launches.json").write_text(json.dumps(record, indent=1))
-    print(f"\nPyTorch's addition: {addition:.1f} µs\n{this.gpu_name}, PyTorch {torch.__version__}, Triton {this.triton}"
-          f"\nWritten: {folder / 'launches.json'}")  # fmt: skip
+    print(f"\nPyTorch's addition: {addition:.1f} µs")
+    print(write_record("launches", before, addition_us=addition, results=results))
     return 0

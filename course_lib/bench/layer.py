@@ -12,8 +12,6 @@ turns, as in `bench fused`; the layer is the sum of its parts. Figures go to lay
 """
 
 import dataclasses
-import datetime
-import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from course_lib.bench._record import write_record
 from course_lib.bench.attention import clocks
 from course_lib.bench.fused import (
     CHECKED_ROWS,
@@ -36,7 +35,6 @@ from course_lib.bench.softmax import copy_bandwidth
 from course_lib.hardware.device import machine
 from course_lib.hardware.timing import measure
 from course_lib.hardware.units import format_bandwidth, format_flop_rate
-from course_lib.home import course_home
 from course_lib.kernels.attention.operator import attention
 
 BATCH, TOKENS, HIDDEN, INTERMEDIATE, QUERY_HEADS, KEY_HEADS, HEAD_DIM = 4, 4096, 4096, 14_336, 32, 8, 128
@@ -167,12 +165,5 @@ def main(arguments: list[str] | None = None) -> int:
     for title, chosen in (("the glue", [it for it in parts.values() if it["glue"]]), ("the layer", parts.values())):
         sums = [sum(it["times"] * (it["us"][name] or math.nan) for it in chosen) for name in COLUMNS]
         print(f"{title:<20}" + "".join(f"{us:10.1f}" for us in sums))
-    this = machine()
-    record = {"gpu": this.gpu_name, "date": datetime.date.today().isoformat(), "torch": torch.__version__,
-              "triton": this.triton, "clocks_before": before, "clocks_after": clocks(), "copy": copy,
-              "matmul_rate": rate, "tokens": ROWS, "parts": parts}  # fmt: skip
-    folder = course_home() / "bench"
-    folder.mkdir(exist_ok=True)
-    (folder / "layer.json").write_text(json.dumps(record, indent=1))
-    print(f"Written: {folder / 'layer.json'}")
+    print(write_record("layer", before, copy=copy, matmul_rate=rate, tokens=ROWS, parts=parts))
     return 0

@@ -16,7 +16,6 @@ Figures, versions and clocks go to products.json in the bench folder.
 
 import contextlib
 import dataclasses
-import datetime
 import functools
 import itertools
 import json
@@ -26,6 +25,7 @@ import torch
 import torch.nn.functional as F
 import triton
 
+from course_lib.bench._record import write_record
 from course_lib.bench.attention import clocks
 from course_lib.bench.fused import compiled, error_of, random
 from course_lib.bench.softmax import copy_bandwidth
@@ -246,15 +246,5 @@ def main(arguments: list[str] | None = None) -> int:
             error = f"{it['error']:>10.1e}" if "error" in it else ""
             print(f"{name:<12}{rows:>4}  {form:<26}{figures}{error}", flush=True)
         torch.cuda.empty_cache()
-    this = machine()
-    record = {"gpu": this.gpu_name, "date": datetime.date.today().isoformat(), "torch": torch.__version__,
-              "triton": this.triton, "clocks_before": before, "clocks_after": clocks(), "copy": copy,
-              "table": table}  # fmt: skip
-    folder = course_home() / "bench"
-    folder.mkdir(exist_ok=True)
-    (folder / "products.json").write_text(json.dumps(record, indent=1))
-    print(
-        f"\n{this.gpu_name}, PyTorch {torch.__version__}, Triton {this.triton}; clocks SM, memory, power, temperature: "
-        f"{before} before, {record['clocks_after']} after.\nWritten: {folder / 'products.json'}"
-    )
+    print(write_record("products", before, copy=copy, table=table))
     return 0

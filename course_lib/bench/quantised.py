@@ -14,18 +14,17 @@ in the bench folder.
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 from collections.abc import Callable
 
 import torch
 
+from course_lib.bench._record import write_record
 from course_lib.bench.attention import clocks
 from course_lib.bench.decode import HEAD_DIM, in_pages
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure_together
-from course_lib.home import course_home
 from course_lib.kernels.decode.reference import paged_decode_reference
 from course_lib.kernels.paged.attention import paged_decode_attention
 from course_lib.kernels.quantised.append import append_to_int4_pages
@@ -188,14 +187,5 @@ def main(arguments: list[str] | None = None) -> int:
                        f"{it['rounded']:>10.1e}" if "us" in it else " – " + it["missing"])  # fmt: skip
             print(f"{row.name:<16}{name:<16}{figures}", flush=True)
         torch.cuda.empty_cache()
-    this = machine()
-    record = {"gpu": this.gpu_name, "torch": torch.__version__, "triton": this.triton, "clocks_before": before,
-              "clocks_after": clocks(), "table": table}  # fmt: skip
-    folder = course_home() / "bench"
-    folder.mkdir(exist_ok=True)
-    (folder / "quantised.json").write_text(json.dumps(record, indent=1))
-    print(
-        f"\n{this.gpu_name}, PyTorch {torch.__version__}, Triton {this.triton}; clocks SM, memory, power, temperature: "
-        f"{before} before, {record['clocks_after']} after.\nWritten: {folder / 'quantised.json'}"
-    )
+    print(write_record("quantised", before, table=table))
     return 0

@@ -12,16 +12,15 @@ folder.
 
 import contextlib
 import functools
-import json
 from collections.abc import Callable
 
 import torch
 
+from course_lib.bench._record import write_record
 from course_lib.bench.attention import clocks
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure_together
-from course_lib.home import course_home
 from course_lib.kernels.sampling.choose import sample
 from course_lib.kernels.sampling.reference import sample_reference
 
@@ -132,11 +131,5 @@ def main(arguments: list[str] | None = None) -> int:
                if "missing" in found[column]}  # fmt: skip
     for column, why in missing.items():
         print(f"{column}: {why}")
-    this = machine()
-    record = {"gpu": this.gpu_name, "torch": torch.__version__, "triton": this.triton, "clocks_before": before,
-              "clocks_after": clocks(), "vocabulary": VOCABULARY, "table": table}  # fmt: skip
-    folder = course_home() / "bench"
-    folder.mkdir(exist_ok=True)
-    (folder / "sampling.json").write_text(json.dumps(record, indent=1))
-    print(f"{this.gpu_name}, PyTorch {torch.__version__}, Triton {this.triton}\nWritten: {folder / 'sampling.json'}")
+    print(write_record("sampling", before, vocabulary=VOCABULARY, table=table))
     return 0

@@ -11,19 +11,17 @@ columns in changing order.
 Steps of decode and forwards are replayed CUDA graphs. Figures go to sparse.json, in the course's bench folder.
 """
 
-import datetime
 import functools
-import json
 import warnings
 from collections.abc import Callable
 
 import torch
 
+from course_lib.bench._record import write_record
 from course_lib.bench.attention import LARGEST_DIFFERENCE, clocks, compiled_flex_attention
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure_together
-from course_lib.home import course_home
 from course_lib.kernels.attention.operator import attention
 from course_lib.kernels.decode.tiles import decode_plan
 from course_lib.kernels.decode.workspace import decode_workspace
@@ -187,18 +185,5 @@ def main(arguments: list[str] | None = None) -> int:
                  for column, result in results.items()]  # fmt: skip
         print(f"{name:<46}{'   '.join(cells)}", flush=True)
         torch.cuda.empty_cache()
-    this = machine()
-    record = {
-        "gpu": this.gpu_name,
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "triton": this.triton,
-        "clocks_before": before,
-        "clocks_after": clocks(),
-        "tables": table,
-    }
-    folder = course_home() / "bench"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sparse.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
-    print(f"\nFigures, versions and clocks: {folder / 'sparse.json'}")
+    print(write_record("sparse", before, tables=table))
     return 0

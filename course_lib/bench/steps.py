@@ -17,7 +17,6 @@ course's bench folder.
 """
 
 import functools
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -26,11 +25,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from course_lib.bench._record import write_record
 from course_lib.bench.attention import clocks
 from course_lib.bench.decode import host_seconds
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import captured, compiled
-from course_lib.home import course_home
 from course_lib.kernels.attention.operator import attention
 from course_lib.kernels.common.dependent import dependent_launches
 from course_lib.kernels.decode.append import append_to_pages
@@ -220,11 +219,5 @@ def main(arguments: list[str] | None = None) -> int:
     small = torch.zeros(16, device="cuda")
     addition = host_seconds(lambda: small.add_(1.0)) * 1e6
     models = {name: measure(name) for name in MODELS}
-    this = machine()
-    record = {"gpu": this.gpu_name, "torch": torch.__version__, "triton": this.triton, "clocks_before": before,
-              "clocks_after": clocks(), "addition_us": addition, "models": models}  # fmt: skip
-    folder = course_home() / "bench"
-    folder.mkdir(exist_ok=True)
-    (folder / "steps.json").write_text(json.dumps(record))
-    print(f"{this.gpu_name}, PyTorch {torch.__version__}, Triton {this.triton}\nWritten: {folder / 'steps.json'}")
+    print(write_record("steps", before, addition_us=addition, models=models))
     return 0

@@ -12,20 +12,18 @@ Figures, versions and clocks go to windows.json, in the course's bench folder.
 """
 
 import dataclasses
-import datetime
 import functools
-import json
 import warnings
 from collections.abc import Callable
 
 import torch
 import triton
 
+from course_lib.bench._record import write_record
 from course_lib.bench.attention import LARGEST_DIFFERENCE, clocks, compiled_flex_attention
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure_together
-from course_lib.home import course_home
 from course_lib.kernels.attention.dispatch import portable
 from course_lib.kernels.attention.operator import attention
 
@@ -193,18 +191,6 @@ def main(arguments: list[str] | None = None) -> int:
         block_mask.cache_clear()
         torch.cuda.empty_cache()
     print_table(table)
-    this = machine()
-    record = {
-        "gpu": this.gpu_name,
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "triton": this.triton,
-        "clocks_before": before,
-        "clocks_after": clocks(),
-        "rows": [dataclasses.asdict(row) | {"name": row.name, "results": table[row.name]} for row in ROWS],
-    }
-    folder = course_home() / "bench"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "windows.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
-    print(f"\nFigures, versions and clocks: {folder / 'windows.json'}")
+    rows = [dataclasses.asdict(row) | {"name": row.name, "results": table[row.name]} for row in ROWS]
+    print(write_record("windows", before, rows=rows))
     return 0

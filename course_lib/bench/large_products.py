@@ -1,0 +1,123 @@
+"""`python -m course_lib bench large_products`: products for many rows, beside cuBLAS and torch.compile.
+
+    plain      x · weightᵀ at three cubes, and Llama-3.1-8B's four weights for 16,384 tokens
+    SwiGLU     the gate's product, up's, and silu(gate) · up, in one kernel; torch.compile makes two of it
+    8 bits     e4m3 with a scale for each block, beside PyTorch's `_scaled_mm` with the same scales
+
+16-bit numbers, normal inputs; all columns of a row in turns (`measure_together`), the L2 cache flushed before each run.
+A product that differs from the reference by more than its rounding has no figure. On Hopper alone: elsewhere a column
+says what is missing. Figures, versions and clocks go to large_products.json in the bench folder.
+"""
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from course_lib.bench._record import write_record
+from course_lib.bench.attention import clocks
+from course_lib.bench.fused import compiled, random
+from course_lib.hardware.device import machine
+from course_lib.hardware.timing import measure_together
+
+SECONDS_PER_FIGURE = 0.1
+LARGEST_ERROR = 1e-2  # of the norm; right kernels err by about 2e-3 in bf16
+TOKENS = 16_384
+SHAPES = {  # rows, outer, inner
+    "4096³": (4096, 4096, 4096),
+    "8192³": (8192, 8192, 8192),
+    "16384³": (16_384, 16_384, 16_384),
+    "Q, K, V": (TOKENS, 6144, 4096),
+    "output": (TOKENS, 4096, 4096),
+    "gate and up": (TOKENS, 28_672, 4096),
+    "down": (TOKENS, 4096, 14_336),
+}
+GATED = (8192, 14_336, 4096)  # rows, columns, inner
+SCALED = {"4096 × 7168 × 16384": (4096, 7168, 16_384), "8192³": (8192, 8192, 8192)}
+BLOCK = 128
+
+
+def in_turns(forms: dict[str, Callable], flops: int) -> dict[str, dict]:
+    """{form: "us", "tflops" and "error"; or "missing", why there is none}; the first form is the reference."""
+    results: dict[str, dict] = {}
+    ready: dict[str, Callable] = {}
+    exact = None
+    for name, form in forms.items():
+        try:
+            found = form()
+        except (RuntimeError, ValueError, ImportError) as error:  # what this machine or this PyTorch lacks
+            results[name] = {"missing": str(error).strip().splitlines()[0][:120]}
+            continue
+        exact = found if exact is None else exact
+        error_here = ((found.float() - exact.float()).norm() / exact.float().norm()).item()
+        results[name] = {"error": error_here}
+        if error_here < LARGEST_ERROR:
+            ready[name] = form
+        else:
+            results[name]["missing"] = f"wrong: its error is {error_here:.1e}"
+    for name, timing in measure_together(ready, seconds=SECONDS_PER_FIGURE).items():
+        results[name] |= {"us": timing.median * 1e6, "tflops": timing.rate(flops) / 1e12}
+    return results
+
+
+def on_hopper(x, weight, **options) -> torch.Tensor:
+    from course_lib.kernels.products.hopper import product_hopper  # Gluon is missing from some Tritons
+
+    return product_hopper(x, weight, **options)
+
+
+def plain(rows: int, outer: int, inner: int) -> dict[str, dict]:
+    x, weight = random(rows, inner), random(outer, inner) * inner**-0.5
+    forms = {"cuBLAS": functools.partial(F.linear, x, weight), "hopper": functools.partial(on_hopper, x, weight)}
+    return in_turns(forms, 2 * rows * outer * inner)
+
+
+def swiglu_in_pytorch(x, weight):
+    gate, up = F.linear(x, weight).chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def gated(rows: int, columns: int, inner: int) -> dict[str, dict]:
+    x, weight = random(rows, inner), random(2 * columns, inner) * inner**-0.5
+    forms = {"PyTorch": functools.partial(swiglu_in_pytorch, x, weight),
+             "torch.compile": functools.partial(compiled(swiglu_in_pytorch), x, weight),
+             "hopper": lambda: on_hopper(x, weight, gated=True)}  # fmt: skip
+    return in_turns(forms, 4 * rows * columns * inner)
+
+
+def scaled(rows: int, outer: int, inner: int) -> dict[str, dict]:
+    x, weight = (random(size, inner).to(torch.float8_e4m3fn) for size in (rows, outer))
+    x_scales = torch.rand(rows, inner // BLOCK, device=x.device) + 0.5
+    weight_scales = torch.rand(outer // BLOCK, inner // BLOCK, device=x.device) + 0.5
+    by_column = x_scales.t().contiguous().t()  # as `_scaled_mm` wants them
+
+    def ours() -> torch.Tensor:
+        from course_lib.kernels.products.hopper_fp8 import product_fp8
+
+        return product_fp8(x, weight, x_scales, weight_scales)
+
+    def peer() -> torch.Tensor:
+        return torch._scaled_mm(x, weight.t(), scale_a=by_column, scale_b=weight_scales.t(), out_dtype=torch.bfloat16)
+
+    return in_turns({"_scaled_mm": peer, "hopper": ours}, 2 * rows * outer * inner)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print and write the table; returns the exit status."""
+    if machine().tier == "none":
+        print("bench large_products needs an NVIDIA GPU: in the interpreter a kernel's time says nothing about it.")
+        return 0
+    torch.manual_seed(0)
+    before, table = clocks(), {}
+    rows = {name: functools.partial(plain, *shape) for name, shape in SHAPES.items()}
+    rows["SwiGLU, 8192 × 4096 × 14336"] = functools.partial(gated, *GATED)
+    rows |= {f"8 bits, {name}": functools.partial(scaled, *shape) for name, shape in SCALED.items()}
+    for name, measure in rows.items():
+        table[name] = results = measure()
+        cells = [f"{form} {it['tflops']:,.0f} TFLOP/s, {it['us']:,.0f} µs" if "us" in it else f"{form}: {it['missing']}"
+                 for form, it in results.items()]  # fmt: skip
+        print(f"{name:<30}{'   '.join(cells)}", flush=True)
+        torch.cuda.empty_cache()
+    print(write_record("large_products", before, table=table))
+    return 0
