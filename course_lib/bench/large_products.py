@@ -69,7 +69,10 @@ def on_hopper(x, weight, **options) -> torch.Tensor:
 
 def plain(rows: int, outer: int, inner: int) -> dict[str, dict]:
     x, weight = random(rows, inner), random(outer, inner) * inner**-0.5
-    forms = {"cuBLAS": functools.partial(F.linear, x, weight), "hopper": functools.partial(on_hopper, x, weight)}
+    forms: dict[str, Callable] = {
+        "cuBLAS": functools.partial(F.linear, x, weight),
+        "hopper": functools.partial(on_hopper, x, weight),
+    }
     return in_turns(forms, 2 * rows * outer * inner)
 
 
@@ -80,9 +83,11 @@ def swiglu_in_pytorch(x, weight):
 
 def gated(rows: int, columns: int, inner: int) -> dict[str, dict]:
     x, weight = random(rows, inner), random(2 * columns, inner) * inner**-0.5
-    forms = {"PyTorch": functools.partial(swiglu_in_pytorch, x, weight),
-             "torch.compile": functools.partial(compiled(swiglu_in_pytorch), x, weight),
-             "hopper": lambda: on_hopper(x, weight, gated=True)}  # fmt: skip
+    forms: dict[str, Callable] = {
+        "PyTorch": functools.partial(swiglu_in_pytorch, x, weight),
+        "torch.compile": functools.partial(compiled(swiglu_in_pytorch), x, weight),
+        "hopper": functools.partial(on_hopper, x, weight, gated=True),
+    }
     return in_turns(forms, 4 * rows * columns * inner)
 
 
