@@ -143,11 +143,11 @@ def with_a_window(batch: int) -> dict[str, dict]:
     return results | timed({"all keys": a_step(query, keys, values, tables, lengths, CONTEXT)})
 
 
-def with_chosen_keys(batch: int) -> dict[str, dict]:
-    query, keys, values, tables, lengths = paged_cache(batch, CONTEXT)
+def with_chosen_keys(batch: int, context: int) -> dict[str, dict]:
+    query, keys, values, tables, lengths = paged_cache(batch, context)
     small = torch.randn(batch, 1, INDEX_HEADS, HEAD_DIM, device="cuda", dtype=sixteen_bits())
     weights = torch.rand(batch, 1, INDEX_HEADS, device="cuda")
-    index_keys = torch.randn(batch, CONTEXT, HEAD_DIM, device="cuda", dtype=sixteen_bits())
+    index_keys = torch.randn(batch, context, HEAD_DIM, device="cuda", dtype=sixteen_bits())
     scores = index_scores(small, weights, index_keys)
     chosen = choose_keys(scores, CHOSEN)
     listed = functools.partial(listed_decode_attention, query, keys, values, tables, lengths, chosen, validate=False)
@@ -158,7 +158,7 @@ def with_chosen_keys(batch: int) -> dict[str, dict]:
         "over the list": listed,
     }.items():
         results |= timed({name: functools.partial(captured, call)})
-    return results | timed({"all keys": a_step(query, keys, values, tables, lengths, CONTEXT)})
+    return results | timed({"all keys": a_step(query, keys, values, tables, lengths, context)})
 
 
 def measured_tables():
@@ -167,8 +167,8 @@ def measured_tables():
         yield f"{name}, backward", with_block_lists(mask(), backward=True)
     for batch in (1, 64):
         yield f"decode, batch {batch}, window {WINDOW:,} of {CONTEXT:,}", with_a_window(batch)
-    for batch in (1, 16):
-        yield f"decode, batch {batch}, {CHOSEN:,} keys of {CONTEXT:,}", with_chosen_keys(batch)
+    for batch, context in ((1, 8192), (1, 32_768), (1, CONTEXT), (1, 4 * CONTEXT), (16, CONTEXT)):
+        yield f"decode, batch {batch}, {CHOSEN:,} keys of {context:,}", with_chosen_keys(batch, context)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -52,11 +52,13 @@ def test_output_and_gradients_are_those_of_a_dense_mask(mask, dtype, head_dim):
     assert all(torch.equal(one, other) for one, other in zip(found, again))
 
 
+@pytest.mark.parametrize("rows", [1, 3, 192], ids="{} rows".format)  # few rows are shared by many programs each
 @pytest.mark.parametrize("k", [1, 64, 2048, 20_000])
-def test_the_choice_is_that_of_a_stable_sort(k):
+def test_the_choice_is_that_of_a_stable_sort(k, rows):
     scores = torch.randn(64, 16_384, generator=torch.Generator("cuda").manual_seed(0), device="cuda")
     scores = torch.cat([scores, scores.round(decimals=1), 1e5 * scores - 2.5e5])
     scores[::3, 3000:] = -torch.inf
+    scores = scores[:: len(scores) // rows]
     assert torch.equal(choose_keys(scores, k), choose_keys_reference(scores, k))
 
 

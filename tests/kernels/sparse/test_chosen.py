@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from course_lib.hardware.device import interpreting
 from course_lib.hardware.meter.metered import metered
 from course_lib.kernels.attention.reference import masked_attention_reference
-from course_lib.kernels.sparse.choose import LONGEST_TILE, choose_keys, choose_keys_reference
+from course_lib.kernels.sparse.choose import LONGEST_TILE, choose_keys, choose_keys_reference, launch, parts_of
 from course_lib.kernels.sparse.indexer import index_scores, index_scores_reference
 from course_lib.kernels.sparse.listed import listed_decode_attention
 from tests.kernels.rounding import largest_error, rounded_otherwise
@@ -72,6 +72,9 @@ def test_the_choice_is_that_of_a_stable_sort(data):
     scores = data.draw(st.lists(values, min_size=rows * length, max_size=rows * length))
     scores = torch.tensor(scores).view(rows, length)
     assert torch.equal(choose_keys(scores, k), choose_keys_reference(scores, k))
+    shared = torch.full((rows, k), 99, dtype=torch.int32)
+    launch(scores, shared, k, parts=data.draw(st.integers(2, 9)), block=16)  # more programs than a row of one has keys
+    assert torch.equal(shared, choose_keys_reference(scores, k))
 
 
 def test_of_equal_scores_the_first_are_chosen_across_tiles():
@@ -79,6 +82,11 @@ def test_of_equal_scores_the_first_are_chosen_across_tiles():
     scores[0, -1] = 1.0
     chosen = choose_keys(scores, LONGEST_TILE + 3)[0]
     assert chosen[:-1].tolist() == [*range(LONGEST_TILE + 2)] and chosen[-1] == LONGEST_TILE + 499
+
+
+def test_programs_share_a_row_where_there_are_few_rows():
+    assert parts_of(1, 131_072, 132) == 64 and parts_of(16, 131_072, 132) == 8
+    assert parts_of(1, 1000, 132) == parts_of(4096, 131_072, 132) == parts_of(1, 1, 132) == 1
 
 
 @pytest.mark.parametrize("k", [1, 100, 2047, 2048, 2500, 5000])
