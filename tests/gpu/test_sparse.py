@@ -62,11 +62,12 @@ def test_the_choice_is_that_of_a_stable_sort(k, rows):
     assert torch.equal(choose_keys(scores, k), choose_keys_reference(scores, k))
 
 
-def test_scores_are_those_of_the_reference():
+@pytest.mark.parametrize("queries, heads", [(500, 16), (1, 64), (3, 100)])
+def test_scores_are_those_of_the_reference(queries, heads):
     generator = torch.Generator("cuda").manual_seed(0)
     query, key = (torch.randn(2, *shape, 128, generator=generator, device="cuda", dtype=torch.float16)
-                  for shape in ((500, 16), (700,)))  # fmt: skip
-    weights = torch.randn(2, 500, 16, generator=generator, device="cuda")
+                  for shape in ((queries, heads), (700,)))  # fmt: skip
+    weights = torch.randn(2, queries, heads, generator=generator, device="cuda")
     found, exact = index_scores(query, weights, key), index_scores_reference(query.double(), weights, key.double())
     plain = index_scores_reference(query.float(), weights, key.float())
     hidden = exact == -torch.inf

@@ -11,6 +11,9 @@ that no query sees is not computed. That still grows with N²: at N = 65,536 wit
 TFLOP/s. Attention with 128 heads of 128 takes four times as much.
 Bytes: 4 · query_length · key_length of scores, which are most of them: 17 GB at that length. So queries are scored a
 chunk at a time, and each chunk's keys are chosen before the next.
+
+A tile of the matrix units has 16 rows or more. In a prefill they are queries, and the program goes through the heads;
+in a decode step there are too few queries for that, so they are the heads of one query.
 Source: DeepSeek-AI, DeepSeek-V3.2, arXiv 2512.02556, equation 1.
 """
 
@@ -27,6 +30,7 @@ from course_lib.kernels.common.signatures import KINDS, signature_of
 from course_lib.kernels.common.tiles import Tiles
 
 SIZES = ("heads", "query_length", "key_length")
+FEW_QUERIES = 8
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -62,6 +66,34 @@ def index_scores_kernel(
     tl.store(score_pointer + stored, scores, mask=inside)
 
 
+@triton.jit(do_not_specialize=SIZES)
+def index_scores_of_few_kernel(
+    query_pointer, weight_pointer, key_pointer, score_pointer,
+    query_batch_stride, query_stride, query_head_stride, weight_batch_stride, weight_stride, key_batch_stride,
+    key_stride, heads, query_length, key_length,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """One program: the scores of one query and BLOCK_N keys, BLOCK_M heads at a time."""
+    key_tiles = tl.cdiv(key_length, BLOCK_N)
+    first_key = tl.program_id(0) % key_tiles * BLOCK_N
+    row = (tl.program_id(0) // key_tiles).to(tl.int64)
+    batch = tl.program_id(1).to(tl.int64)
+    queries = query_pointer + batch * query_batch_stride + row * query_stride, query_head_stride
+    keys = key_pointer + batch * key_batch_stride, key_stride
+    weights = weight_pointer + batch * weight_batch_stride + row * weight_stride
+    columns = first_key + tl.arange(0, BLOCK_N)
+    scores = tl.zeros([BLOCK_N], tl.float32)
+    key = load_rows(keys, first_key, key_length, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED=True)
+    for first_head in tl.range(0, heads, BLOCK_M):
+        query = load_rows(queries, first_head, heads, HEAD_DIM, BLOCK_M, BLOCK_D, MASKED=True)
+        products = tl.dot(query, tl.trans(key), input_precision=FLOAT32_PRECISION)  # [BLOCK_M, BLOCK_N]
+        here = first_head + tl.arange(0, BLOCK_M)
+        weight = tl.load(weights + here, mask=here < heads, other=0.0)  # [BLOCK_M]
+        scores += tl.sum(weight[:, None] * tl.maximum(products, 0.0), axis=0)
+    scores = tl.where(columns <= row + key_length - query_length, scores, float("-inf"))
+    tl.store(score_pointer + (batch * query_length + row) * key_length + columns, scores, mask=columns < key_length)
+
+
 def index_scores(query, weights, key) -> torch.Tensor:
     """The score of each key for each query, float32 [batch, query_length, key_length]; minus infinity where hidden.
 
@@ -85,8 +117,10 @@ def index_scores(query, weights, key) -> torch.Tensor:
     key_length = key.shape[1]
     scores = torch.empty(batch, query_length, key_length, dtype=torch.float32, device=query.device)
     tiles = indexer_tiles(architecture_of(query.device), query.dtype)
-    grid = (triton.cdiv(query_length, tiles.query_rows) * triton.cdiv(key_length, tiles.key_rows), batch)
-    index_scores_kernel[grid](
+    few = query_length <= FEW_QUERIES
+    query_tiles = query_length if few else triton.cdiv(query_length, tiles.query_rows)
+    kernel = index_scores_of_few_kernel if few else index_scores_kernel
+    kernel[(query_tiles * triton.cdiv(key_length, tiles.key_rows), batch)](
         query, weights, key, scores, *query.stride()[:3], *weights.stride()[:2], *key.stride()[:2],
         heads, query_length, key_length, HEAD_DIM=head_dim, BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
         **tiles.settings(),
@@ -117,9 +151,9 @@ def compile_cases() -> list[CompileCase]:
         tiles = indexer_tiles(arch, dtype)
         fast = arch >= 80 and dtype != torch.float32
         types = signature_of(index_scores_kernel, KINDS[dtype], weight_pointer="*fp32", score_pointer="*fp32")
-        cases.append(CompileCase(
-            index_scores_kernel, types, {"HEAD_DIM": 128, "BLOCK_D": 128, **tiles.blocks()},
+        cases += [CompileCase(
+            kernel, types, {"HEAD_DIM": 128, "BLOCK_D": 128, **tiles.blocks()},
             num_warps=tiles.warps, num_stages=tiles.stages, archs=(arch,), max_spill_bytes=0 if fast else None,
             instruction={80: "mma.sync", 90: "wgmma"} if fast else None, label=f"{KINDS[dtype]} {tuple(tiles)}",
-        ))  # fmt: skip
+        ) for kernel in (index_scores_kernel, index_scores_of_few_kernel)]  # fmt: skip
     return cases

@@ -26,7 +26,7 @@ def normal(*shape, seed=0, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("lengths", [(70, 70), (5, 90), (1, 65), (90, 70)], ids=str)
+@pytest.mark.parametrize("lengths", [(70, 70), (9, 90), (5, 90), (1, 65), (8, 3), (90, 70)], ids=str)
 def test_scores_are_those_of_the_reference(lengths, dtype):
     query_length, key_length = lengths
     inputs = (
