@@ -277,7 +277,7 @@ EXERCISE = Exercise(
             when=lambda case, seen, got: isinstance(got, torch.Tensor) and bool((got == UNWRITTEN).any())),
         Mistake("higher_position_first", f"{TIES} You chose the higher one.", first=True,
             when=lambda case, seen, got: "the lower position" in case.name and got.tolist() == [[2, 3, 4]]),
-        Mistake("chosen_by_pytorch", "PyTorch's topk chose the keys. Triton should, and of equal scores topk takes any.",
+        Mistake("chosen_by_pytorch", "PyTorch's topk chose the keys. Of equal scores it takes any. Use Triton.",
             first=True, when=lambda case, seen, got: seen.error is None and "topk" in seen.operations),
         Mistake("positions_wrap", "A position is below -1: it went through an integer too small for it. int16 ends "
             "at 32,767.", when=lambda case, seen, got: case.entry == "choose" and bool((got < -1).any())),
