@@ -248,7 +248,7 @@ EXERCISE = Exercise(
             when=lambda case, seen, got: isinstance(got, str) and got.endswith("a float")),
         Mistake("rounded", "A number is exact only to 53 bits, as a float is. Use whole numbers, and // to divide.",
             when=lambda case, seen, got: isinstance(got, str) and "," in got
-            and abs(int(got.replace(",", "")) / flops_of(*case.args[1:]) - 1) < 1e-12),
+            and abs(int(got.replace(",", "")) / flops_of(*case.args[1:]) - 1) < 1e-14),
         Mistake("no_token", "A prompt without tokens costs 0 FLOPs.",
             when=lambda case, seen, got: case.args[0] == "flops" and case.args[2] == 0 and got != 0),
         Mistake("told_never", "None was returned although there is a length, at most 2⁴⁰, from which on chosen keys "

@@ -57,7 +57,7 @@ WRONG = {
     "one_too_large": wrong(("    return high\n", "    return high + 1\n")),
     "not_before_k": wrong(("    high = 1\n", '    high = shape["k"]\n'),
                           ("low = high // 2", 'low = max(high // 2, shape["k"] - 1)')),
-    "own_key_missing__index": wrong((INDEX, INDEX.replace("pairs(length)", "pairs(length - 1)"))),
+    "own_key_missing__index": wrong((INDEX, INDEX.replace("pairs(length)", "(length * (length - 1) // 2)"))),
     "half_the_diagonal": wrong(("return attended * pairs(length if", "if kind == 'dense':\n"
         "        return attended * length * length // 2\n    return attended * pairs(length if")),
     "window_for_k__in_window": wrong(('else shape["window"])', 'else shape["k"])')),
