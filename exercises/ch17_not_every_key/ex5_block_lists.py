@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise, edits, model_of
+from course_lib.checker import Case, Exercise, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 
 
@@ -52,6 +52,8 @@ def mask_of(draw, pattern, queries, keys):
         return draw.uniform(queries, keys) < 0.02
     if pattern == "dense":
         return draw.uniform(queries, keys) > 0.02
+    if pattern == "one hidden":
+        return (torch.arange(queries * keys) != draw.integer(0, queries * keys - 1)).view(queries, keys)
     return torch.full((queries, keys), pattern == "all")
 
 
@@ -92,6 +94,8 @@ def list_cases(draw):
         lists("causal, 5 queries at the end of 23 keys", "causal", 5, 23, 4),
         lists("few pairs, 40 × 40", "sparse", 40, 40, 8),
         lists("a few pairs hidden, 40 × 40", "dense", 40, 40, 4),
+        lists("all visible, 300 tiles in a row", "all", 2, 600, 2),
+        lists("one pair hidden, a tile of 64 × 64", "one hidden", 64, 64, 64),
         lists("tiles of one pair", "causal", 5, 7, 1),
         lists("a tile larger than the mask", "all", 5, 7, 16),
         transpose("transposed: 4 tiles of queries, 6 of keys", 4, 6),
@@ -101,6 +105,7 @@ def list_cases(draw):
         transpose("transposed: other tiles after the count", 6, 6, rubbish="tile"),
         transpose("transposed: any number after the count", 6, 6, rubbish="far"),
         transpose("transposed: one tile of keys", 5, 1),
+        transpose("transposed: 300 tiles of queries, all visit all", 300, 2, 1.0),
     ]
 
 
@@ -133,14 +138,15 @@ CUT = (
     "A tile that the end of the queries or keys cuts was called full, because all its pairs that exist are visible. A "
     "full tile is visited without a mask, so it must have all its block · block pairs (pytorch#159247, #160861)."
 )
-ORDER, BY_COUNT = "argsort(dim=1, descending=True, stable=True)", "torch.arange(indices.shape[1]) < counts[:, None]"
+BORDER = "(tiles[..., [0, -1], :].sum((2, 3)) + tiles[..., [0, -1]].sum((2, 3)))"
+BY_COUNT = "torch.arange(indices.shape[1]) < counts[:, None]"
 CORNER = "tiles[..., 0, 0].int() + tiles[..., 0, -1] + tiles[..., -1, 0] + tiles[..., -1, -1]"
 OF_BOTH = (
     *edits("Entries after the count are not -1. Only the first `count` entries of a row are tiles.",
         unused_not_marked=(ENTRIES, "used, order, order"), unused_not_marked__0=(ENTRIES, "used, order, 0"),
         unused_not_marked__columns=(ENTRIES, f"used, order, {'chosen.shape[1]'}")),
-    *edits("A row's tiles are not in ascending order.",
-        not_ascending=(ORDER, "flip(1).argsort(dim=1, descending=True, stable=True).mul(-1).add(chosen.shape[1] - 1)")),
+    *edits("A row may have more than 255 tiles, but the counts went through 8 bits.",
+        counts_wrap=("counts.int(), ", "(counts % 256).int(), ")),
     *edits("A row's tiles are not moved to its front: entry j is tile j or -1. Sort them, or find their places with a "
         "cumsum.",
         not_moved_to_the_front=("torch.where(used, order, -1)",
@@ -172,8 +178,10 @@ IN_LISTS = (
         "any single pair may be.",
         corners_alone=("tiles.sum((2, 3))", f"({CORNER}) * block * block // 4"),
         corners_alone__for_full=("seen == block * block", f"({CORNER}) == 4"),
-        corners_alone__for_partial=("seen > 0", f"({CORNER}) > 0"),
+        corners_alone__border=("seen > 0", f"{BORDER} > 0"), corners_alone__for_partial=("seen > 0", f"({CORNER}) > 0"),
         corners_alone__first_pair=("tiles.sum((2, 3))", "tiles[..., 0, 0] * block * block")),
+    *edits("A large tile with one hidden pair was called full, as with a mean in float16. Use `all`, or count pairs.",
+        one_hidden=("seen == block * block", "seen >= block * block * (1 - 2**-12)")),
     *edits("The two lists are exchanged: the full tiles come first.",
         lists_exchanged=("*listed(full), *listed(partial)", "*listed(partial), *listed(full)")),
     *edits("True was taken for a hidden pair. It means that the query sees the key.",
@@ -190,17 +198,40 @@ IN_TRANSPOSE = (
         "indices[used].long().clamp(0, key_tiles - 1)")),
     *edits("The lists come back as they were. List j has the tiles of queries that visit tile j of keys.",
         not_transposed=("by_key = visited.T", "by_key = visited")),
+    *edits("Tiles of queries that visit nothing were left out, so those after them have too small numbers.",
+        empty_rows_left_out=("torch.arange(len(counts))[:, None]", "((counts > 0).long().cumsum(0) - 1)[:, None]")),
     *edits("A row has one tile too many or too few. Entry j is used if j < count.",
         count_off_by_one=(BY_COUNT, "torch.arange(1, 1 + indices.shape[1]) < counts[:, None]"),
         count_off_by_one__more=(BY_COUNT, "(torch.arange(indices.shape[1]) <= counts[:, None]) & (indices >= 0) & "
         "(indices < key_tiles)")),
 )  # fmt: skip
 
+RIGHT = {"block_lists": lists_of, "transposed": transpose_of}
+
+
+def another_size(case, seen, got):
+    return any(one.shape != right.shape for one, right in zip(got, RIGHT[case.entry](*case.args)))
+
+
+def not_ascending(case, seen, got):
+    """Whether some row's listed tiles do not rise."""
+    return any(
+        bool(((table[:, 1:] <= table[:, :-1]) & (torch.arange(1, table.shape[1]) < counts[:, None])).any())
+        for counts, table in zip(got[::2], got[1::2])
+    )
+
+
 EXERCISE = Exercise(
     id="17.5", title="Block lists, and their transpose", entries=("block_lists", "transposed"), cases=list_cases,
-    oracle={"block_lists": lists_of, "transposed": transpose_of}, contracts=(OF_MASKS, OF_LISTS),
+    oracle=RIGHT, contracts=(OF_MASKS, OF_LISTS),
     models=(model_of(lists_of, IN_LISTS, (listed,), entry="block_lists"),
             model_of(transpose_of, IN_TRANSPOSE, (listed,), entry="transposed")),
+    mistakes=(
+        Mistake("another_size", "A table has the wrong size. It is [query_tiles, key_tiles], transposed [key_tiles, "
+            "query_tiles], however long its lists are.", when=another_size),
+        Mistake("not_ascending", "A row's tiles are not in ascending order. Sort them, or use a stable argsort.",
+            when=not_ascending),
+    ),
     hints=(
         "Pad the mask with False until both lengths are multiples of `block`. Then count what is True in a tile: block "
         "· block pairs make it full, and fewer, but at least one, make it partial.",

@@ -70,7 +70,11 @@ VALUES = {
     ),
     "scores of all sizes": extreme,
     "negative scores": lambda draw, *shape: -draw.normal(*shape).abs() - 1,
-}  # fmt: skip
+    "64 numbers": lambda draw, *shape: 1 + draw.integers(*shape, low=0, high=64) / 64,
+}
+U, TINY, LARGEST = 2**-23, 2**-149, (2 - 2**-23) * 2.0**127
+NEIGHBOURS = [(1, 1 + U), (1 + U, 1 + 2 * U), (-1 - U, -1), (-1 - 2 * U, -1 - U)]
+TINY_ONES, LARGE_ONES = [(0.0, TINY), (-TINY, -0.0), (TINY, 2 * TINY)], [(LARGEST, INF), (-INF, -LARGEST)]  # fmt: skip
 
 
 def to_choose(draw, *, rows, length, k, visible="some", values="", hidden=9e9, layout=contiguous):
@@ -91,7 +95,9 @@ def index_cases(draw):
         return Case(name, to_choose(draw, **choices), "choose", metered=metered)
 
     def given(name, scores, seen, k):
-        return Case(name, (torch.tensor([scores]), torch.tensor([seen], dtype=torch.int32), k), "choose")
+        rows = torch.tensor(scores).view(-1, 2 if seen is None else len(scores))
+        visible = torch.full((len(rows),), rows.shape[1] if seen is None else seen, dtype=torch.int32)
+        return Case(name, (rows, visible, k), "choose")
 
     return [
         Case("scores: 2 rows, 1 head, 3 keys", to_score(draw, rows=2, heads=1, dim=4, keys=3), "index_scores"),
@@ -103,11 +109,14 @@ def index_cases(draw):
         given("-0 and +0 are equal", [-0.0, 0.0, -1.0, 0.0, -0.0], 5, 2),
         given("fewer visible keys than k", [2.0, 1.0, NAN, 9.0, 9.0], 2, 4),
         given("-inf is a score like others", [-INF, 1.0, -INF, -INF, 2.0], 4, 3),
+        given("the larger of two scores that differ in the last bit", NEIGHBOURS, None, 1),
+        given("the larger of two scores near 0", TINY_ONES, None, 1),
+        given("the largest finite score and inf", LARGE_ONES, None, 1),
         choice("4 rows of 300", rows=4, length=300, k=20),
         choice("4 rows of 300 with ties", rows=4, length=300, k=150, values="ties"),
-        choice("bytes counted, 2 rows of 5,000", metered=True, rows=2, length=5000, k=512, visible="all"),
-        choice("bytes counted, parts of 3 rows of 4,000", metered=True, rows=3, length=4000, k=64),
-        choice("one row of 100,000, k = 2,048", rows=1, length=100_000, k=2048, visible="all"),
+        choice("bytes counted, 2 rows of 5,000", True, rows=2, length=5000, k=512, visible="all", values="ties"),
+        choice("bytes counted, parts of 3 rows of 4,000", True, rows=3, length=4000, k=64),
+        choice("one row of 100,000, k = 2,500", rows=1, length=100_000, k=2500, visible="all", values="64 numbers"),
         *(Case(case.name, case.args, "choose") for case in beyond_32_bits(draw, "rows", [draw.normal(3, 40)],
           torch.tensor([40, 17, 33], dtype=torch.int32), 9)),
     ]  # fmt: skip
@@ -128,7 +137,7 @@ OF_CHOICES = Contract(
         "rows": (1, 2, 5), "length": (1, 2, 31, 129, 1025, 2100), "k": (1, 2, 16, 65, 1030),
         "layout": unit_last("scores"),
         "visible": (Level("some", ""), Level("all", "all visible"), Level("none", "nothing visible")),
-        "values": tuple(Level(name, name) for name in VALUES),
+        "values": tuple(Level(name, name) for name in [*VALUES][:-1]),  # the last is for long rows
         "hidden": (Level(9e9, ""), Level(NAN, "NaN where hidden"), Level(INF, "inf where hidden")),
     },
     says={"length": "from 1 to 100,000 long", "k": "at least 1, up to 4,096", "visible": "0 to length",
@@ -158,6 +167,7 @@ def choice(scores, visible, k):
     return result[:, :k].int()
 
 
+K_TH = "ordered.sort(-1, descending=True).values.gather(-1, last)"
 SEEN, TURNED, FIRST = "place < seen", "bits, -2 ** 31 - bits", "equal.cumsum(-1) <= places_left"
 TAKEN, TARGET = f"larger | (equal & ({FIRST}))", "taken.cumsum(-1) - 1"
 LOADED = "visible[row].long()"
@@ -176,6 +186,8 @@ IN_SCORES = (
     *edits("The weights are missing.", weights_missing=("weights[:, :, None] * products.relu()", "products.relu()")),
     *edits("The weights went through a softmax. They are used as they are.",
         weights_normalised=("weights[:, :, None]", "weights.softmax(-1)[:, :, None]")),
+    *edits("The scores are divided by the number of heads. Add the heads up.",
+        mean_over_heads=("weights[:, :, None]", "weights[:, :, None] / weights.shape[1]")),
     *edits("The products are divided by √dim, as attention's are. There is no scale here.",
         scaled=("products.relu()", "(products / query.shape[-1] ** 0.5).relu()")),
 )  # fmt: skip
@@ -192,9 +204,17 @@ IN_CHOICE = (
         zeros_differ=(TURNED, "bits, -2 ** 31 - bits - 1")),
     *edits("Scores that differ only in their last bits were taken for equal. All 32 bits decide: four passes of 8.",
         bits_missing=("-2 ** 31 - bits)", "-2 ** 31 - bits) >> 8"),
-        bits_missing__half=("-2 ** 31 - bits)", "-2 ** 31 - bits) >> 16")),
-    *edits(f"{TIES} You chose the higher one.",
-        higher_position_first=(FIRST, "equal.flip(-1).cumsum(-1).flip(-1) <= places_left")),
+        bits_missing__half=("-2 ** 31 - bits)", "-2 ** 31 - bits) >> 16"),
+        bits_missing__one=("-2 ** 31 - bits)", "-2 ** 31 - bits) >> 1"),
+        bits_missing__float16=("x.contiguous()", "x.half().float()")),
+    *edits("An infinite score was taken for the largest finite one.",
+        infinity_cut=("x.contiguous()", "x.clamp(-LARGEST, LARGEST)")),
+    *edits("Scores below 2⁻¹²⁶ were taken for 0. Their bits as integers tell them apart.",
+        tiny_taken_for_0=("x.contiguous()", "torch.where(x.abs() < 2**-126, 0.0, x)")),
+    *edits("The first digit lost its sign: ordered >> 24 runs from -128 to 127. Add 128 before you count it, and "
+        "subtract 128 from the border's digit.",
+        sign_of_the_first_digit=(K_TH, "torch.where(inside, ordered % 2**32, -1).sort(-1, descending=True)"
+        ".values.gather(-1, last).int().long()", "larger.sum(", "(inside & (ordered % 2**32 > k_th % 2**32)).sum(")),
     *edits("Scores equal to the k-th took the places of larger ones further on. The larger ones come first; choose "
         "only as many equal ones as there are places left.", equal_before_larger=(TAKEN, "larger | equal")),
     *edits(f"Scores equal to the k-th were left out. {TIES} The k-th itself is one of them.",
@@ -203,7 +223,8 @@ IN_CHOICE = (
         smallest=("bits, -2 ** 31 - bits)", "bits, -2 ** 31 - bits).mul(-1)")),
     *edits("Keys that the row does not see were chosen. Row t sees its first visible[t] keys.",
         hidden_chosen=(LOADED, "torch.full_like(row, length)"),
-        hidden_chosen__one=(LOADED, f"({LOADED} + 1).clamp(max=length)")),
+        hidden_chosen__one=(LOADED, f"({LOADED} + 1).clamp(max=length)"),
+        hidden_chosen__of_none=(LOADED, f"{LOADED}.clamp(min=1)")),
     *edits("The last visible key is never chosen: row t sees keys 0 to visible[t] - 1.",
         last_visible_missing=(LOADED, f"{LOADED} - 1")),
     *edits("All rows see as many keys as row 0. Load each row's own number.",
@@ -215,6 +236,8 @@ IN_CHOICE = (
         "descending=True, stable=True).argsort(-1)")),
     *edits("The places after the chosen keys are not -1.", missing_not_marked=("k + length), -1)", "k + length), 0)"),
         missing_not_marked__length=("k + length), -1)", "k + length), length)")),
+    *edits("The -1 stand before the chosen keys. They should follow them.",
+        missing_first=("result[:, :k].int()", "result[:, :k].int().sort(-1).values")),
     *edits("Rows are read as if they followed each other without a gap. Row r begins at element r · scores.stride(0).",
         row_stride_ignored=("scores.stride(0)", "length")),
 )  # fmt: skip
@@ -227,15 +250,36 @@ def most_bytes(scores, visible, k):
     return 24 * int(visible.sum()) + 8 * scores.shape[0] * (k + 2)
 
 
+def row_not_finished(case, seen, got):
+    scores, visible, k = case.args
+    ends = (2**n for n in range(4, 17)) if case.entry == "choose" else ()
+    ends = (end - fewer for end in ends for fewer in (0, 1) if end < visible.max())
+    cut = [chosen_of(scores, visible.clamp(max=end), k) for end in ends]
+    return not torch.equal(got, chosen_of(*case.args)) and any(torch.equal(got, one) for one in cut)
+
+
 EXERCISE = Exercise(
     id="17.6", title="The indexer's choice", entries=("index_scores", "choose"), cases=index_cases, needs=TRITON,
     oracle={"index_scores": scores_of, "choose": chosen_of}, contracts=(OF_SCORES, OF_CHOICES),
     plain={"index_scores": (head_by_head,)},
-    models=(model_of(scores_of, IN_SCORES, entry="index_scores"), model_of(choice, IN_CHOICE, entry="choose")),
+    models=(model_of(scores_of, IN_SCORES, entry="index_scores"),
+            model_of(choice, IN_CHOICE, entry="choose")),
     mistakes=(
         Mistake("places_not_written", "Places of the result were never written. Where fewer than k keys are visible, "
             "store -1 in all places after the last chosen key.",
             when=lambda case, seen, got: isinstance(got, torch.Tensor) and bool((got == UNWRITTEN).any())),
+        Mistake("higher_position_first", f"{TIES} You chose the higher one.", first=True,
+            when=lambda case, seen, got: "the lower position" in case.name and got.tolist() == [[2, 3, 4]]),
+        Mistake("chosen_by_pytorch", "PyTorch's topk chose the keys. Of equal scores it takes any. Use Triton.",
+            first=True, when=lambda case, seen, got: seen.error is None and "topk" in seen.operations),
+        Mistake("positions_wrap", "A position is below -1: it went through an integer too small for it. int16 ends "
+            "at 32,767.", when=lambda case, seen, got: case.entry == "choose" and bool((got < -1).any())),
+        Mistake("row_not_finished", "Keys from some position on were not looked at, though the row sees them. Go on to "
+            "visible[t], tile after tile.", when=row_not_finished),
+        Mistake("too_few", "Some rows have fewer than min(k, visible) keys. Every digit and every tile counts, and a "
+            "tile's positions come after those of all tiles before it.",
+            when=lambda case, seen, got: case.entry == "choose"
+            and bool(((got >= 0).sum(1) < case.args[1].clamp(max=case.args[2])).any())),
     ),
     requirements=tuple(map(OfChoose, (
         LaunchesTriton(), Moves(most_bytes, slack=1.0), ReadByKernels((0,)), Forbids((*ARITHMETIC, *FORBIDDEN)),
@@ -244,7 +288,8 @@ EXERCISE = Exercise(
         "index_scores: one einsum gives the products [rows, heads, keys]. Apply ReLU to them. A second einsum "
         "multiplies by the weights and adds up the heads.",
         "choose: first find the k-th largest number itself. A pass counts one digit of 8 bits, for all keys that agree "
-        "with the border's digits so far. The counts, summed from the top, show at which digit k is reached.",
+        "with the border's digits so far. The counts, summed from the top, show at which digit k is reached. The first "
+        "digit, ordered >> 24, runs from -128 to 127, so add 128 to count it.",
         "After each pass subtract the keys with larger digits from what is missing. After four passes `border` is the "
         "k-th number, and `missing` says how many keys equal to it are chosen. Begin with missing = min(k, visible).",
         "Last pass: taken = (ordered > border) | (equal & (tl.cumsum(equal) <= missing)). Store positions at written + "

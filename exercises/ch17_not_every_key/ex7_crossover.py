@@ -88,7 +88,7 @@ def cost_cases(draw):
         for name, length, shape in (
             ("6 tokens", 6, SMALL), ("1 token", 1, SMALL), ("3 tokens, a window of 3", 3, SMALL), ("no token", 0, V3),
             ("4 tokens, k = 4", 4, SMALL), (f"{length:,} tokens of DeepSeek-V3.2", length, V3),
-            ("2⁴⁰ tokens of DeepSeek-V3.2", 2**40, V3), ("a window of 1, k = 1", 77, {**V3, "window": 1, "k": 1}),
+            ("2⁴⁰ - 3 tokens", 2**40 - 3, V3), ("a window of 1, k = 1", 77, {**V3, "window": 1, "k": 1}),
         )
         for kind in ("dense", "window", "chosen")
     ]  # fmt: skip
@@ -100,6 +100,8 @@ def cost_cases(draw):
         "the indexer takes longer than dense attention: never": ({**V3, "head_dim": 32}, slow),
         "the indexer alone takes as long as dense attention: never": ({**SMALL, "index_heads": 4}, TIE | {"index": 1}),
         "an indexer that takes just less than dense": ({**SMALL, "index_heads": 15, "query_heads": 8},
+            {"dense": 2.0**40, "index": 2.0**40, "chosen": 2.0**39}),
+        "a length between 2³² and 2⁴⁰": ({**SMALL, "index_heads": 15, "query_heads": 8, "k": 2**30},
             {"dense": 2.0**40, "index": 2.0**40, "chosen": 2.0**39}),
         "chosen keys are faster at once": (few, {"dense": 1e14, "index": 9e14, "chosen": 3e14}),
         "just as long up to k": ({**SMALL, "index_heads": 4}, {"dense": 1, "index": 2, "chosen": 2}),
@@ -130,7 +132,7 @@ def made_crossover(draw, *, index_heads, k, index, chosen):
 CONTRACTS = (
     Contract(
         made_flops,
-        choices={"kind": ("dense", "window", "chosen"), "length": (1, 2, 63, 64, 65, 300, 2**40),
+        choices={"kind": ("dense", "window", "chosen"), "length": (1, 2, 63, 64, 65, 300, 2**40 - 3),
                  "window": (1, 64, 299), "k": (1, 64, 301), "heads": (1, 12)},
         says={"kind": '"dense", "window" or "chosen"', "length": "0 to 2⁴⁰", "k": "at least 1"}, most=9, entry="flops",
         driver=counted,
@@ -162,7 +164,11 @@ SHARED = (
         triangle_forgotten__all=(RAMP, "length * full"),
         triangle_forgotten__chosen=(CHOSEN, 'attended * length * min(length, shape["k"])')),
     *edits("A query's own key was not counted: query t sees t + 1 keys, not t.",
-        own_key_missing=("full * (full + 1) // 2", "full * (full - 1) // 2")),
+        own_key_missing=("full * (full + 1) // 2", "full * (full - 1) // 2"),
+        own_key_missing__index=(INDEX, "scored * pairs_of(length - 1, length)")),
+    *edits("Pairs were counted as length² / 2. Query t sees t + 1 keys, or length · (length + 1) / 2 together.",
+        half_the_diagonal=(DENSE, "attended * length * length // 2"),
+        half_the_diagonal__floats=(DENSE, "int(attended * length * length / 2)")),
     *edits("Attention's FLOPs are half of what they should be. In each head a pair costs 2 · head_dim for the score "
         "and 2 · head_dim for the value.", half_the_flops=(ATTENDED, ATTENDED.replace("4", "2"))),
     *edits("The indexer's FLOPs are twice what they should be. It computes scores but no values: 2 · index_dim for "
@@ -193,8 +199,10 @@ OF_FLOPS = (
         window_without_itself=('shape["window"])', 'shape["window"] + 1)')),
     *edits("The window has one key too few. `window` counts all keys that a query attends to, its own included.",
         window_too_short=('shape["window"])', 'shape["window"] - 1)')),
-    *edits("`window` and `k` were exchanged.", window_for_k=('shape["k"]', 'shape["window"]', 'shape["window"]',
-        'shape["k"]'), window_for_k__in_chosen=('shape["k"]', 'shape["window"]')),
+    *edits("`window` stands where `k` should, or `k` where `window` should.",
+        window_for_k=('shape["k"]', 'shape["window"]', 'shape["window"]', 'shape["k"]'),
+        window_for_k__in_chosen=('shape["k"]', 'shape["window"]'),
+        window_for_k__in_window=('shape["window"]', 'shape["k"]')),
 )  # fmt: skip
 OF_CROSSOVER = (
     *edits(TRIANGLE, triangle_forgotten__crossover=("_, index, chosen = parts_of", "_, index, chosen = rough_parts")),
@@ -214,6 +222,8 @@ OF_CROSSOVER = (
         one_too_small=("return high", "return low"), one_too_small__not_0=("return high", "return max(low, 1)")),
     *edits("The length is one too large: one token earlier, chosen keys do not take longer either.",
         one_too_large=("return high", "return high + 1")),
+    *edits("A length was doubled until chosen keys were no slower, but the crossing lies between it and its half.",
+        doubled_alone=("return high", "return 1 << (high - 1).bit_length()")),
     *edits("No length up to k was considered. If attention to the chosen keys has a higher rate, choosing may pay "
         "from 1 token on.",
         not_before_k=("return high", 'return max(high, shape["k"])'),
@@ -236,6 +246,13 @@ EXERCISE = Exercise(
         Mistake("a_float", "A number of FLOPs or tokens is a float, which is exact only to 53 bits. Use Python's whole "
             "numbers, and // where you divide.", first=True,
             when=lambda case, seen, got: isinstance(got, str) and got.endswith("a float")),
+        Mistake("rounded", "A number is exact only to 53 bits, as a float is. Use whole numbers, and // to divide.",
+            when=lambda case, seen, got: isinstance(got, str) and "," in got
+            and abs(int(got.replace(",", "")) / flops_of(*case.args[1:]) - 1) < 1e-14),
+        Mistake("no_token", "A prompt without tokens costs 0 FLOPs.",
+            when=lambda case, seen, got: case.args[0] == "flops" and case.args[2] == 0 and got != 0),
+        Mistake("told_never", "None was returned although there is a length, at most 2⁴⁰, from which on chosen keys "
+            "never take longer.", when=lambda case, seen, got: got == "never"),
         Mistake("never_not_told", "A length was returned although there is none from which on chosen keys never take "
             "longer. If a pair takes the indexer as long as dense attention, or longer, return None.",
             when=lambda case, seen, got: "never" in case.name and type(got) is int),

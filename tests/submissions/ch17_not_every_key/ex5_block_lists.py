@@ -51,6 +51,19 @@ WRONG = {
     ),
     "corners_alone__for_full": wrong((FULL, "tiles[:, [0, 0, -1, -1], :, [0, -1, 0, -1]].all(0)")),
     "corners_alone__for_partial": wrong((SOME, "tiles[:, [0, 0, -1, -1], :, [0, -1, 0, -1]].any(0)")),
+    "corners_alone__border": wrong((SOME, "(tiles[:, [0, -1]].any(3).any(1) | tiles[..., [0, -1]].any(3).any(1))")),
+    "one_hidden": wrong((FULL, "(tiles.float().mean(dim=(1, 3)).half() == 1)")),
+    "counts_wrap": wrong(("counts[:, 0].int()", "counts[:, 0].to(torch.uint8).int()")),
+    "counts_wrap__transposed": wrong(("totals.int(), order", "totals.to(torch.uint8).int(), order")),
+    "another_size": wrong(("order.int()]", "order[:, : max(int(counts.max()), 1)].int()]")),
+    "another_size__transposed": wrong(
+        ("return totals.int(), order", "return totals.int(), order[:, : int(totals.max())]")
+    ),
+    "another_size__rows": wrong(
+        ("    visited = torch", "    key_tiles = 1 + max(indices[row, entry].tolist(), default=0)\n    visited = torch")
+    ),
+    "empty_rows_left_out": wrong((".long(), row] = True", ".long(), (counts > 0).long().cumsum(0)[row] - 1] = True")),
+    "not_ascending__unstable": wrong((LIST, LIST.replace(", stable=True", ""))),
     "lists_exchanged": wrong((f"(full, {PARTIAL})", f"({PARTIAL}, full)")),
     "turned_round": wrong((PAD, PAD.replace("visible", "~visible"))),
     "unused_not_marked": wrong((MARK, "counts + 0")),

@@ -11,6 +11,8 @@ SEEN, FEWER = "seen = tl.load(visible_pointer + row)", "missing = tl.minimum(k, 
 LOWER = "        missing -= tl.minimum(missing, tl.sum(equal.to(tl.int32), axis=0))\n"
 MARK = "        tl.store(chosen + start + lanes, -1, mask=start + lanes < k)\n"
 CALL = "    rows, length = scores.shape\n"
+HALF = ".to(tl.float16).to(tl.float32).to(tl.int32, bitcast=True)"
+TURNED_IF_NORMAL = f"tl.where((bits & 2147483647) < 8388608, 0, {TURNED})"
 LAST = "        ordered, inside = ordered_bits(scores, start, lanes, seen)\n        equal ="
 
 
@@ -40,6 +42,28 @@ WRONG = {
     "zeros_differ": wrong(TURNED, "tl.where(bits >= 0, bits, -2147483648 - bits - 1)"),
     "bits_missing": wrong(TURNED, f"{TURNED} >> 8 << 8"),
     "bits_missing__half": wrong(TURNED, f"{TURNED} >> 16 << 16"),
+    "bits_missing__one": wrong(TURNED, f"{TURNED} >> 1 << 1"),
+    "bits_missing__float16": wrong(".to(tl.int32, bitcast=True)", HALF),
+    "infinity_cut": wrong(TURNED, f"tl.minimum(tl.maximum({TURNED}, -2139095039), 2139095039)"),
+    "tiny_taken_for_0": wrong(TURNED, TURNED_IF_NORMAL),
+    "sign_of_the_first_digit": wrong(
+        "(ordered >> 24) + 128",
+        "(ordered >> 24) & 255",
+        "largest - 128 if",
+        "tl.where(largest > 127, largest - 256, largest) if",
+    ),
+    # Ties are counted anew in each tile, so more than k are chosen.
+    "out_of_bounds__ties_of_each_tile": wrong(LOWER, ""),
+    "too_few__after_a_tile": wrong(
+        "written += tl.sum(taken.to(tl.int32), axis=0)",
+        "written = tl.maximum(written, tl.sum(taken.to(tl.int32), axis=0))",
+    ),
+    "too_few__at_most_2048": wrong(FEWER, "missing = tl.minimum(tl.minimum(k, 2048), seen)"),
+    "row_not_finished": wrong(SEEN, f"seen = tl.minimum({SEEN[7:]}, BLOCK)"),
+    "row_not_finished__16_bits": wrong(SEEN, f"seen = tl.minimum({SEEN[7:]}, 65535)"),
+    "positions_wrap": wrong("place, start + lanes, mask=taken", "place, (start + lanes).to(tl.int16), mask=taken"),
+    "mean_over_heads": wrong(WEIGHTS, f"{WEIGHTS} / query.shape[1]"),
+    "hidden_chosen__of_none": wrong(SEEN, f"seen = tl.maximum({SEEN[7:]}, 1)"),
     "higher_position_first": wrong(
         "missing = tl.minimum(k, seen)  #",
         "missing = tl.minimum(k, seen)\n    passed = 0  #",
@@ -59,6 +83,9 @@ WRONG = {
         "mask=taken & (place < k))",
         "range(written, k",
         "range(tl.minimum(written, k), k",
+    ),
+    "higher_position_first__in_each_tile": wrong(
+        "among_equal <= missing", "tl.sum(equal.to(tl.int32), axis=0) - among_equal < missing"
     ),
     "border_left_out": wrong(TAKEN, "inside & (ordered > border)"),
     "border_left_out__but_one": wrong("among_equal <= missing", "among_equal < missing"),
@@ -90,6 +117,15 @@ WRONG = {
         f"{TURNED}, inside & (bits != -8388608)",
         FEWER,
         "missing = k",
+    ),
+    "missing_first": wrong(
+        "    for start in range(written, k, BLOCK):\n" + MARK,
+        "    for start in range(0, tl.where(written < k, k, 0), BLOCK):\n"
+        "        at, behind = start + lanes, k - written\n"
+        "        tl.store(chosen + at, tl.where(at < behind, -1, at - behind), mask=at < k)\n",
+    ),
+    "chosen_by_pytorch": wrong(
+        CALL, "    rows, length = scores.shape\n    return scores.topk(min(k, length)).indices.int()\n"
     ),
     "missing_not_marked": wrong(MARK, MARK.replace("-1,", "0,")),
     "places_not_written": wrong(MARK, "        pass\n"),
@@ -209,43 +245,8 @@ def choose(scores, visible, k):
     return out
 """
 )
-BY_HALVES = (
-    SCORES
-    + """@triton.jit
-def halves(scores, visible, out, stride, k, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    n = tl.load(visible + row)
-    lane = tl.arange(0, BLOCK)
-    x = tl.load(scores + row * stride + lane, mask=lane < n, other=0.0)
-    bits = x.to(tl.int32, bitcast=True).to(tl.int64)
-    image = tl.where(lane < n, tl.where(bits < 0, -2147483648 - bits, bits), -4294967296)
-    want = tl.minimum(k, n)
-    low = tl.full([], -4294967295, tl.int64)
-    high = tl.full([], 4294967296, tl.int64)  # from low on there are enough, from high on too few
-    for _ in range(34):
-        middle = (low + high) // 2
-        enough = tl.sum((image >= middle).to(tl.int32), axis=0) >= want
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, middle)
-    same = image == low
-    above = tl.sum((image > low).to(tl.int32), axis=0)
-    kept = (image > low) | (same & (tl.cumsum(same.to(tl.int32), axis=0) <= want - above))
-    kept = kept & (lane < n)
-    tl.store(out + row * k + tl.cumsum(kept.to(tl.int32), axis=0) - 1, lane, mask=kept)
-    for begin in range(want, k, 128):
-        at = begin + tl.arange(0, 128)
-        tl.store(out + row * k + at, -1, mask=at < k)
-
-def choose(scores, visible, k):
-    rows, length = scores.shape
-    out = scores.new_empty((rows, k), dtype=torch.int32)
-    halves[(rows,)](scores, visible, out, scores.stride(0), k, BLOCK=triton.next_power_of_2(length))
-    return out
-"""
-)
 UNUSUAL = {
     "two launches, digits of 11 bits, a border that is a float": TWO_LAUNCHES,
-    "one tile in registers, by halves": BY_HALVES,
     "small tiles": changed("17.6", ("min(2048, ", "min(1024, ")),
     "-1 everywhere first": changed(
         "17.6",

@@ -57,6 +57,17 @@ WRONG = {
     "one_too_large": wrong(("    return high\n", "    return high + 1\n")),
     "not_before_k": wrong(("    high = 1\n", '    high = shape["k"]\n'),
                           ("low = high // 2", 'low = max(high // 2, shape["k"] - 1)')),
+    "own_key_missing__index": wrong((INDEX, INDEX.replace("pairs(length)", "(length * (length - 1) // 2)"))),
+    "half_the_diagonal": wrong(("return attended * pairs(length if", "if kind == 'dense':\n"
+        "        return attended * length * length // 2\n    return attended * pairs(length if")),
+    "window_for_k__in_window": wrong(('else shape["window"])', 'else shape["k"])')),
+    "doubled_alone": wrong(("    while high - low > 1", "    while high < low")),
+    "rounded": wrong((SUM, "return int(full * (full + 1) / 2 + (length - full) * full)")),
+    "no_token": wrong(("    def pairs(most)", "    length = max(length, 1)\n\n    def pairs(most)")),
+    "told_never__late": wrong(("    while not pays(high):\n", "    while not pays(high):\n        if high > 2**32:\n"
+                               "            return None\n")),
+    "told_never__dear_indexer": wrong(("if index >= dense:", 'if index >= dense or index >= dense * rates["dense"] / '
+                                       'rates["chosen"]:')),
     "never_not_told": wrong((NEVER, "    if index >= dense:\n        return 2**40\n")),
     "a_float": wrong(("(full + 1) // 2 + (length", "(full + 1) / 2 + (length")),
     "a_float__of_tokens": wrong(("high = 1\n", "high = 1.0\n")),
