@@ -272,10 +272,10 @@ EXERCISE = Exercise(
         Mistake("places_not_written", "Places of the result were never written. Where fewer than k keys are visible, "
             "store -1 in all places after the last chosen key.",
             when=of_choice(lambda scores, visible, k, got: (got == UNWRITTEN).any())),
-        Mistake("higher_position_first", f"{TIES} You chose the higher one.", first=True,
-            when=of_choice(lambda scores, visible, k, got: scores.tolist() == [TIED] and got.tolist() == [[2, 3, 4]])),
         Mistake("chosen_by_pytorch", "PyTorch's topk chose the keys. Of equal scores it takes any. Use Triton.",
             first=True, when=lambda case, seen, got: seen.error is None and "topk" in seen.operations),
+        Mistake("higher_position_first", f"{TIES} You chose the higher one.", first=True,
+            when=of_choice(lambda scores, visible, k, got: scores.tolist() == [TIED] and got.tolist() == [[2, 3, 4]])),
         Mistake("positions_wrap", "A position is below -1: it went through an integer too small for it. int16 ends "
             "at 32,767.", when=of_choice(lambda scores, visible, k, got: (got < -1).any())),
         Mistake("row_not_finished", "Keys from some position on were not looked at, though the row sees them. Go on to "
