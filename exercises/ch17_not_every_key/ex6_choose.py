@@ -73,6 +73,7 @@ VALUES = {
     "64 numbers": lambda draw, *shape: 1 + draw.integers(*shape, low=0, high=64) / 64,
 }
 U, TINY, LARGEST = 2**-23, 2**-149, (2 - 2**-23) * 2.0**127
+TIED = [1.0, 2.0, 2.0, 3.0, 2.0]
 NEIGHBOURS = [(1, 1 + U), (1 + U, 1 + 2 * U), (-1 - U, -1), (-1 - 2 * U, -1 - U)]
 TINY_ONES, LARGE_ONES = [(0.0, TINY), (-TINY, -0.0), (TINY, 2 * TINY)], [(LARGEST, INF), (-INF, -LARGEST)]  # fmt: skip
 
@@ -104,7 +105,7 @@ def index_cases(draw):
         Case("scores: 5 rows, 8 heads, 40 keys", to_score(draw, rows=5, heads=8, dim=16, keys=40), "index_scores"),
         given("the 2 largest of 5", [0.5, 3.0, -1.0, 2.0, 1.0], 5, 2),
         given("negative scores", [-5.0, -1.0, -3.0, -2.0, -4.0], 5, 2),
-        given("ties at the border: the lower position", [1.0, 2.0, 2.0, 3.0, 2.0], 5, 3),
+        given("ties at the border: the lower position", TIED, 5, 3),
         given("equal scores before larger ones", [1.0, 1.0, 1.0, 5.0, 6.0], 5, 3),
         given("-0 and +0 are equal", [-0.0, 0.0, -1.0, 0.0, -0.0], 5, 2),
         given("fewer visible keys than k", [2.0, 1.0, NAN, 9.0, 9.0], 2, 4),
@@ -250,36 +251,38 @@ def most_bytes(scores, visible, k):
     return 24 * int(visible.sum()) + 8 * scores.shape[0] * (k + 2)
 
 
-def row_not_finished(case, seen, got):
-    scores, visible, k = case.args
-    ends = (2**n for n in range(4, 17)) if case.entry == "choose" else ()
-    ends = (end - fewer for end in ends for fewer in (0, 1) if end < visible.max())
-    cut = [chosen_of(scores, visible.clamp(max=end), k) for end in ends]
-    return not torch.equal(got, chosen_of(*case.args)) and any(torch.equal(got, one) for one in cut)
+def of_choice(seen_in):
+    return lambda case, seen, got: (
+        case.entry == "choose" and isinstance(got, torch.Tensor) and bool(seen_in(*case.args, got))
+    )
+
+
+def row_not_finished(scores, visible, k, got):
+    ends = [2**n - fewer for n in range(4, 17) for fewer in (0, 1) if 2**n < visible.max()]
+    cut = (chosen_of(scores, visible.clamp(max=end), k) for end in ends)
+    return not torch.equal(got, chosen_of(scores, visible, k)) and any(torch.equal(got, one) for one in cut)
 
 
 EXERCISE = Exercise(
     id="17.6", title="The indexer's choice", entries=("index_scores", "choose"), cases=index_cases, needs=TRITON,
     oracle={"index_scores": scores_of, "choose": chosen_of}, contracts=(OF_SCORES, OF_CHOICES),
     plain={"index_scores": (head_by_head,)},
-    models=(model_of(scores_of, IN_SCORES, entry="index_scores"),
-            model_of(choice, IN_CHOICE, entry="choose")),
+    models=(model_of(scores_of, IN_SCORES, entry="index_scores"), model_of(choice, IN_CHOICE, entry="choose")),
     mistakes=(
         Mistake("places_not_written", "Places of the result were never written. Where fewer than k keys are visible, "
             "store -1 in all places after the last chosen key.",
-            when=lambda case, seen, got: isinstance(got, torch.Tensor) and bool((got == UNWRITTEN).any())),
-        Mistake("higher_position_first", f"{TIES} You chose the higher one.", first=True,
-            when=lambda case, seen, got: "the lower position" in case.name and got.tolist() == [[2, 3, 4]]),
+            when=of_choice(lambda scores, visible, k, got: (got == UNWRITTEN).any())),
         Mistake("chosen_by_pytorch", "PyTorch's topk chose the keys. Of equal scores it takes any. Use Triton.",
             first=True, when=lambda case, seen, got: seen.error is None and "topk" in seen.operations),
+        Mistake("higher_position_first", f"{TIES} You chose the higher one.", first=True,
+            when=of_choice(lambda scores, visible, k, got: scores.tolist() == [TIED] and got.tolist() == [[2, 3, 4]])),
         Mistake("positions_wrap", "A position is below -1: it went through an integer too small for it. int16 ends "
-            "at 32,767.", when=lambda case, seen, got: case.entry == "choose" and bool((got < -1).any())),
+            "at 32,767.", when=of_choice(lambda scores, visible, k, got: (got < -1).any())),
         Mistake("row_not_finished", "Keys from some position on were not looked at, though the row sees them. Go on to "
-            "visible[t], tile after tile.", when=row_not_finished),
+            "visible[t], tile after tile.", when=of_choice(row_not_finished)),
         Mistake("too_few", "Some rows have fewer than min(k, visible) keys. Every digit and every tile counts, and a "
             "tile's positions come after those of all tiles before it.",
-            when=lambda case, seen, got: case.entry == "choose"
-            and bool(((got >= 0).sum(1) < case.args[1].clamp(max=case.args[2])).any())),
+            when=of_choice(lambda scores, visible, k, got: ((got >= 0).sum(1) < visible.clamp(max=k)).any())),
     ),
     requirements=tuple(map(OfChoose, (
         LaunchesTriton(), Moves(most_bytes, slack=1.0), ReadByKernels((0,)), Forbids((*ARITHMETIC, *FORBIDDEN)),
