@@ -120,9 +120,15 @@ def made(
 
 
 def far_below(draw, heads, query_length, key_length, head_dim):
-    """Scores below any number that stands for minus infinity: key j has -1e20 · (key_length - j)."""
-    key = -1e10 / math.sqrt(head_dim) * torch.arange(key_length, 0.0, -1.0).view(-1, 1).repeat(heads, 1, head_dim)
-    return torch.full((heads, query_length, head_dim), 1e10), key, draw.normal(heads, key_length, head_dim)
+    """Scores below any number that stands for minus infinity: key j has -1e32 · (key_length - j)."""
+    key = -1e16 / math.sqrt(head_dim) * torch.arange(key_length, 0.0, -1.0).view(-1, 1).repeat(heads, 1, head_dim)
+    return torch.full((heads, query_length, head_dim), 1e16), key, draw.normal(heads, key_length, head_dim)
+
+
+def equal(draw, heads, query_length, key_length, head_dim):
+    """Equal scores, and values of which 64 add up to more than float16 holds."""
+    query, key = torch.zeros(heads, query_length, head_dim), draw.normal(heads, key_length, head_dim)
+    return query, key, 1500 + draw.normal(heads, key_length, head_dim)
 
 
 def window_cases(draw):
@@ -136,7 +142,9 @@ def window_cases(draw):
         case("one query at the end of 200 keys, a window of 70", query_length=1, more=199, window=70),
         case("two sequences, 4 query heads on 2", batch=2, key_heads=2, group=2, query_length=40, more=30, window=33),
         case("NaN in the tiles that no query sees", query_length=10, more=190, window=20, rubbish=NAN),
-        case("scores near -1e20", query_length=64, more=64, window=80, scores=far_below),
+        case("300 queries, 1,000 keys, a window of 600", query_length=300, more=700, window=600),
+        case("float16, values near 1,500", query_length=64, window=64, dtype=torch.float16, scores=equal),
+        case("scores near -1e32", query_length=64, more=64, window=80, scores=far_below),
         case("float16, 65 queries", query_length=65, more=64, window=66, dtype=torch.float16),
         case("bytes counted, a window of 70", True, query_length=128, more=384, window=70, group=2),
         case("bytes counted, a window of 65", True, query_length=64, more=256, window=65, head_dim=32),
@@ -208,10 +216,16 @@ CHANGES = (
         "a row subtract 0 instead of the maximum.", empty_tile_nan=(GUARD, "new_max")),
     *edits("Query heads read the wrong key head. Query head h reads key head h // (query_heads // key_heads).",
         wrong_key_head=(SHARED, "head % key_heads"), wrong_key_head__the_first=(SHARED, "head * 0")),
-    *edits("Only the first heads or sequences have a result. The grid must have tiles of queries · query_heads · batch "
-        "programs.",
+    *edits("Only the first heads, sequences or tiles of queries have a result. The grid must have tiles of queries · "
+        "query_heads · batch programs.",
         not_all_programs=("torch.arange(query_heads)", "torch.arange(key_heads)"),
-        not_all_programs__sequences=("torch.arange(batch)", "torch.arange(1)")),
+        not_all_programs__sequences=("torch.arange(batch)", "torch.arange(1)"),
+        not_all_programs__tiles=("-(-query_length // BLOCK)", "min(4, -(-query_length // BLOCK))")),
+    *edits("A window wider than a fixed number of keys or tiles is cut to it.",
+        **{f"window_cut__{most}": tuple(part for line in (BEGIN, LOWER)
+                                        for part in (line, line.replace("window", f"min(window, {most})")))
+           for most in (128, 256)},
+        window_cut__steps=(BEGIN, f"torch.maximum({BEGIN}, first_query {OFFSET} - 8 * BLOCK)")),
     *edits("The last, partly filled tile of queries was never computed. Round the grid up: triton.cdiv(query_length, "
         "BLOCK_M).", query_tail_unwritten=("-(-query_length // BLOCK)", "query_length // BLOCK"),
         query_tail_unwritten__but_one_tile=("-(-query_length // BLOCK)", "max(1, query_length // BLOCK)")),
@@ -224,7 +238,8 @@ CHANGES = (
     *edits("One tensor is read or written with the strides of another. Each has its own.",
         strides_of_another=("value.stride", "key.stride"), strides_of_another__out=("output.stride", "query.stride")),
     *edits("The running maximum starts at a finite number, but all scores of a row may be lower. Start it at -inf.",
-        **{f"maximum_starts_finite__{to}": (START_MAX, f"torch.full(shape, -{to}") for to in ("1e4", "5e4", "1e9")}),
+        **{f"maximum_starts_finite__{to}": (START_MAX, f"torch.full(shape, -{to}")
+           for to in ("1e4", "5e4", "1e9", "1e30")}),
     *edits("", unguarded=(steps.DIVISOR, "running_sum")),
     *steps.SCALE, *steps.BASE_2, *steps.MIXED_BASES, *steps.NARROW, *steps.HIDDEN, *steps.FINISHED, *steps.STEP,
 )  # fmt: skip

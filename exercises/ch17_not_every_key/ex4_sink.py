@@ -159,7 +159,7 @@ CHANGES = (
         sink_in_the_lse_alone=(OUTPUT, OUTPUT.replace("divisor", KEYS_ALONE))),
     *edits("The sink is in the output but not in the log-sum-exp. Both have the same denominator, which holds the "
         "sink's weight.",
-        sink_in_the_output_alone=(LSE, LSE_OF_KEYS)),
+        sink_in_the_output_alone=(LSE, LSE_OF_KEYS), sink_in_the_output_alone__apart=(LSE, "torch.logsumexp(lses, 0)")),
     *edits("The sink counts once for every split. There is one sink for all keys of a row: add its weight once, after "
         "the sum over the splits.", sink_in_every_split=(ONCE, "weights.sum(0) + splits * sink"),
         sink_in_every_split__with_keys=(ONCE, "weights.sum(0) + (lses > -INF).sum(0) * sink"),
@@ -207,7 +207,8 @@ GRADIENT_CHANGES = (
     *edits("The rows have wrong weights. Each counts by the sink's share, exp(sink - lse), and not by 1 or by the "
         "keys' share.",
         not_by_the_share=(SHARE, "torch.ones_like(lse)"),
-        not_by_the_share__keys=(SHARE, "1 - torch.exp(sinks - lse)")),
+        not_by_the_share__keys=(SHARE, "1 - torch.exp(sinks - lse)"),
+        not_by_the_share__without_a_sink_too=(GUARD, "(", SHARE, "torch.ones_like(lse)")),
     *edits("The sink counts twice in its share: `lse` includes it already, so the share is exp(sink - lse) and not a "
         "sigmoid.", sink_counted_twice=(SHARE, "torch.sigmoid(sinks - lse)"),
         sink_counted_twice__logaddexp=(SHARE, "torch.exp(sinks - torch.logaddexp(lse, sinks.expand_as(lse)))")),

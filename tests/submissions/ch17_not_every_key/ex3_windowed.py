@@ -171,7 +171,7 @@ UNUSUAL = {
     "tiles of 16 keys": kernel(TILES, "BLOCK_M=64, BLOCK_N=16"),
     "the heads of a group as rows of one tile": GROUPED,
     "a large negative number, masked once more": kernel(
-        HIDDEN, "tl.where(visible, scores, -1e30)", GUARD, "new_max",
+        HIDDEN, "tl.where(visible, scores, -3e38)", GUARD, "new_max",
         WEIGHTS, f"tl.where(visible, {WEIGHTS}, 0.0)",
     ),
 }
