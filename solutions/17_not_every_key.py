@@ -1194,10 +1194,17 @@ for tokens in range(180, len(prompt) + new_tokens, 120 if on_gpu else 40):
 # | falls back | layers without a window keep all pages, and most models have some |
 # | trap | positions that count only kept tokens; a sink added in each split |
 #
+# | block lists | |
+# |---|---|
+# | wins | one tile in eight, 16,384 tokens, 16 heads of 128: 0.46 ms instead of 3.48 (measured) |
+# | loses | a pattern that is random within its tiles: every tile is partial, and has a mask of its own |
+# | falls back | other blocks than 128 × 128, and float32: plain Triton, about half as fast on a Hopper GPU |
+# | trap | keys' gradients need the transposed lists, of the same mask |
+#
 # | chosen keys | |
 # |---|---|
-# | wins | 2,048 listed keys of 131,072 in decode: 16.9 µs instead of 141 (measured), once they are chosen |
-# | loses | below 3,705 tokens at equal rates (computed). Decode in this library: choosing took 868 µs (measured) |
+# | wins | 2,048 keys of 131,072 in decode: 77 µs, the choice included, instead of 138 (measured) |
+# | loses | below 3,705 tokens at equal rates (computed); in this library's decode still at 32,768 (measured) |
 # | falls back | up to $k$ keys: it must equal dense attention |
 # | trap | ties at the border; the mean of a block that reaches into the future |
 #
@@ -1205,8 +1212,21 @@ for tokens in range(180, len(prompt) + new_tokens, 120 if on_gpu else 40):
 # 8 KV heads of dimension 128, and pages of 16 tokens. A step with a window took as long as a step on a cache that holds
 # only the window's keys. For one user it is 8 times as fast as with all keys, although it reads a 32nd of the bytes:
 # 16.8 MB take 3.5 µs at 4.8 TB/s, so most of the 17.4 µs are fixed costs, such as launches. With 64 users it is 30
-# times. Choosing took six times as long as the dense step, because one program chooses for a row: it walks over 131,072
-# scores several times, while the dense step shares its keys among all multiprocessors.
+# times.
+#
+# A decode step with 2,048 chosen keys, for one user, in µs:
+#
+# | context | scores | choice | over the list | together | all keys |
+# |---|---|---|---|---|---|
+# | 8,192 | 7.9 | 32.4 | 16.6 | 56.9 | 21.9 |
+# | 32,768 | 10.6 | 32.0 | 16.8 | 59.4 | 49.4 |
+# | 131,072 | 26.0 | 33.7 | 17.0 | 76.7 | 137.9 |
+# | 524,288 | 72.1 | 64.8 | 17.0 | 153.9 | 488.2 |
+#
+# So here choosing pays from somewhere between 32,768 and 131,072 tokens on, much later than the FLOPs say. Up to
+# 131,072 tokens the choice takes about 32 µs whatever the length, because it is six launches, one after the other. Our
+# first version needed only one launch, in which one program chose for a row. At 131,072 scores it took 606 µs, four
+# times as long as the dense step, because only one of the 132 multiprocessors was at work.
 #
 # ## Check yourself
 #
