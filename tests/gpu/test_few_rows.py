@@ -10,7 +10,7 @@ from course_lib.kernels.products.few_rows import few_rows_product
 from course_lib.kernels.products.tiles import FewRowsTiles
 from course_lib.kernels.products.workspace import few_rows_workspace
 from tests.kernels.fused.cases import normal
-from tests.kernels.products.few_rows_error import assert_right, unscaled
+from tests.kernels.products.error import assert_right, unscaled
 
 pytestmark = pytest.mark.skipif(interpreting(), reason="needs a GPU: tests/kernels/products has the interpreter's part")
 SIZES = [(3072, 2048), (2048, 8192), (16_384, 2048), (1152, 576), (1001, 333), (32, 8192)]

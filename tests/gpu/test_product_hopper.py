@@ -23,7 +23,7 @@ def meaning(x, weight, bias, activation, residual, gated):
         gate, up = result.chunk(2, 1)
         gate_size, up_size = size.chunk(2, 1)
         result, size = F.silu(gate) * up, gate_size * up.abs() + up_size * F.silu(gate).abs() + gate_size * up_size
-    elif activation == "gelu":
+    elif activation == "gelu_tanh":
         result = F.gelu(result, approximate="tanh")
     return (result if residual is None else result + residual.double()), size
 
@@ -52,7 +52,7 @@ def test_every_option_is_right(rows, outer, inner, options, dtype):
     x, weight = (matrix[:, :inner] for matrix in wide)
     given = {"bias": normal(outer) if "bias" in options else None,
              "residual": normal(rows, columns) if "residual" in options else None,
-             "activation": "gelu" if "gelu" in options else None, "gated": gated}  # fmt: skip
+             "activation": "gelu_tanh" if "gelu" in options else None, "gated": gated}  # fmt: skip
     around = torch.full((rows + 2, columns), 7.0, device="cuda", dtype=dtype)
     found = product_hopper(x, weight, out=around[1:-1], **given)
     right, size = meaning(x, weight, **given)

@@ -1,4 +1,4 @@
-"""What a product with few rows asks of its arguments, and the sentences that say so."""
+"""What products ask of their arguments, and the sentences that say so."""
 
 import torch
 
@@ -10,25 +10,52 @@ from course_lib.kernels.common.checks import (
     check_tensor,
 )
 from course_lib.kernels.fused.checks import check_epsilon, check_weight
+from course_lib.kernels.products.epilogue import ACTIVATIONS
 from course_lib.kernels.products.tiles import LEAST_ROWS, MOST_ROWS, FewRowsTiles
 
 
-def check_arguments(x, weight, squares, epsilon, gated, residual, gain) -> int:
-    """How many columns the result has. squares: those of `Unscaled` rows x; None for a tensor x."""
-    check_matrix("x", x, "[rows, inner]")
-    if x.shape[0] > MOST_ROWS:
-        raise ValueError(
-            f"x has {x.shape[0]} rows; at most {MOST_ROWS} are allowed. Use torch.nn.functional.linear for more."
-        )
+def check_operands(x, weight, gated=False, residual=None, empty_allowed=True) -> int:
+    """How many columns the result has. empty_allowed: x may have no rows."""
+    check_matrix("x", x, "[rows, inner]", empty_allowed)
     check_matrix("weight", weight, "[outer, inner]")
     check_same("weight", weight, "x", x, inner_dimension=(weight.shape[1], x.shape[1]))
     if gated and weight.shape[0] % 2:
         raise ValueError(f"weight has {weight.shape[0]} rows; gated, it must have as many for up as for the gate.")
-    check_norm_before(x, squares, epsilon)
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
     if residual is not None:
-        check_matrix("residual", residual, "[rows, columns]")
+        check_matrix("residual", residual, "[rows, columns]", empty_allowed)
         check_same("residual", residual, "x", x, shape=(tuple(residual.shape), (x.shape[0], columns)))
+    return columns
+
+
+def check_product(x, weight, bias, activation, residual, gated) -> int:
+    """How many columns the result has."""
+    columns = check_operands(x, weight, gated, residual)
+    if bias is not None:
+        check_weight(bias, x, "bias", weight.shape[0], "row of weight, for the columns")
+    if activation not in (None, *ACTIVATIONS):
+        raise ValueError(f"activation is {activation!r}; it must be None or one of {', '.join(ACTIVATIONS)}.")
+    if gated and activation is not None:
+        raise ValueError(
+            f"activation is {activation!r} and gated is True; the gate has an activation of its own, silu."
+        )
+    return columns
+
+
+def check_parts(name: str, parts) -> None:
+    """Raise a ValueError unless it is None or a number of parts."""
+    if parts is not None and (isinstance(parts, bool) or not isinstance(parts, int) or parts < 1):
+        raise ValueError(f"{name} is {parts!r}; it must be None or an int of at least 1.")
+
+
+def check_arguments(x, weight, squares, epsilon, gated, residual, gain) -> int:
+    """How many columns the result has. squares: those of `Unscaled` rows x; None for a tensor x."""
+    columns = check_operands(x, weight, gated, residual, empty_allowed=False)
+    if x.shape[0] > MOST_ROWS:
+        raise ValueError(
+            f"x has {x.shape[0]} rows; at most {MOST_ROWS} are allowed. Use torch.nn.functional.linear for more."
+        )
+    check_norm_before(x, squares, epsilon)
     if gain is not None:
         check_weight(gain, x, "gain", columns, "column of the result")
     return columns
@@ -49,9 +76,9 @@ def check_norm_before(x, squares, epsilon) -> None:
             )
 
 
-def check_matrix(name: str, tensor, dimensions: str) -> None:
+def check_matrix(name: str, tensor, dimensions: str, empty_allowed: bool = False) -> None:
     check_runnable(name, tensor)
-    check_dimensions(name, tensor, dimensions)
+    check_dimensions(name, tensor, dimensions, empty_allowed)
     if tensor.stride(1) != 1 and tensor.shape[1] > 1:
         raise ValueError(
             f"{name} has strides {tensor.stride()}; its rows must be contiguous (stride 1). "

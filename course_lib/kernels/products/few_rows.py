@@ -47,6 +47,7 @@ from course_lib.kernels.products.checks import (
     check_out,
     check_tiles,
 )
+from course_lib.kernels.products.parts import add_part, leave_part, weight_rows_of_tile
 from course_lib.kernels.products.tiles import FewRowsTiles, few_rows_tiles, padded_rows
 from course_lib.kernels.products.workspace import ProductWorkspace, take_workspace
 
@@ -80,19 +81,6 @@ def few_rows_product_reference(x, weight, *, epsilon=None, gated=False, residual
         return out
     stored = out.to(wide)
     return out, Unscaled((stored * gain.to(wide)).to(rows.dtype), stored.square().sum(dim=1, keepdim=True))
-
-
-@triton.jit
-def weight_rows(tile, columns, GATED: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Which rows of the weight [BLOCK_N] a tile has; the last one again in the place of those beyond the end.
-
-    With a gate they are rows of gate and up in turns, so that the two numbers of an output lie in one thread.
-    """
-    number = tl.arange(0, BLOCK_N)
-    if GATED:
-        column = tl.minimum(tile * (BLOCK_N // 2) + number // 2, columns - 1)
-        return column + number % 2 * columns
-    return tl.minimum(tile * BLOCK_N + number, columns - 1)
 
 
 @triton.jit
@@ -175,7 +163,7 @@ def few_rows_kernel(
     tile, split = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, BLOCK_M).to(tl.int64)  # [BLOCK_M]
     x_rows = x_pointer + row[:, None] * x_stride
-    weight_row = weight_rows(tile, columns, GATED, BLOCK_N).to(tl.int64)  # [BLOCK_N]
+    weight_row = weight_rows_of_tile(tile, columns, GATED, BLOCK_N).to(tl.int64)  # [BLOCK_N]
     weight_tile = weight_pointer + weight_row[:, None] * weight_stride  # [BLOCK_N, 1]
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     NORMED: tl.constexpr = PARTS > 0
@@ -201,15 +189,11 @@ def few_rows_kernel(
                        squares_pointer, rows, columns, inner, out_stride, residual_stride, epsilon, NORMED,
                        GATED)  # fmt: skip
     else:
-        first = tile.to(tl.int64) * SPLITS * rows + row  # [BLOCK_M]: of the tile, [SPLITS, rows, BLOCK_N]
-        of_part = (first + split * rows)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]  # [BLOCK_M, BLOCK_N]
-        tl.store(partial_sums_pointer + of_part, sums, mask=(row < rows)[:, None])
-        tl.debug_barrier()  # all threads' stores come before the count, which releases them to the other programs
+        leave_part(sums, partial_sums_pointer, tile * SPLITS + split, row, rows)
         if tl.atomic_add(arrivals + tile, 1, sem="acq_rel", scope="gpu") == SPLITS - 1:
             sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
             for other in tl.static_range(SPLITS):
-                of_part = (first + other * rows)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-                sums += tl.load(partial_sums_pointer + of_part, mask=(row < rows)[:, None], other=0.0)
+                sums = add_part(sums, partial_sums_pointer, tile * SPLITS + other, row, rows)
             finish_product(sums, squares_before, tile, row, out_pointer, residual_pointer, gain_pointer,
                            unscaled_pointer, squares_pointer, rows, columns, inner, out_stride, residual_stride,
                            epsilon, NORMED, GATED)  # fmt: skip

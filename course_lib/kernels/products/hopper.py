@@ -28,8 +28,8 @@ from course_lib.kernels.common.machine import multiprocessor_count
 from course_lib.kernels.gluon.names import TensorDescriptor, fence_async_shared, gl, gluon, mbarrier, wait_for_stores
 from course_lib.kernels.gluon.parts import new_barriers
 from course_lib.kernels.hopper.launch import DTYPES, GLUON_DTYPES
-from course_lib.kernels.products.checks import check_out
-from course_lib.kernels.products.hopper_limits import check_product, hopper_product_refusal
+from course_lib.kernels.products.checks import check_out, check_product
+from course_lib.kernels.products.hopper_limits import ACTIVATION, hopper_product_refusal
 from course_lib.kernels.products.hopper_parts import (
     STEP,
     Ring,
@@ -187,8 +187,8 @@ def product_hopper(
     Args:
         x: [rows, inner], float16 or bfloat16, on a Hopper GPU; rows may be 0.
         weight: [outer, inner], as nn.Linear keeps it, of x's dtype.
-        bias: [outer], contiguous, of x's dtype or float32.
-        activation: None or "gelu", in the form with tanh.
+        bias: [outer], of x's dtype, contiguous.
+        activation: None or "gelu_tanh".
         residual: [rows, columns], of x's dtype.
         gated: weight holds the rows of a gate, then as many of up; instead of an activation the result is
             silu(gate) · up.
@@ -210,7 +210,7 @@ def product_hopper(
         out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     else:
         check_out(out, (rows, columns), x, weight, residual)
-    refusal = hopper_product_refusal(x, weight, residual, out)
+    refusal = hopper_product_refusal(x, weight, residual, out, activation)
     if refusal is not None:
         raise refusal.error(f"product_hopper: {refusal.reason}")
     arrangement = arrangement or arrangement_for(residual is not None, gated)
@@ -259,8 +259,8 @@ def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate."""
     return [
         compile_case("bf16"),
-        compile_case("fp16", bias=True, activation="gelu"),
-        compile_case("bf16", bias=True, activation="gelu", residual=True),
+        compile_case("fp16", bias=True, activation=ACTIVATION),
+        compile_case("bf16", bias=True, activation=ACTIVATION, residual=True),
         compile_case("bf16", bias=True, residual=True, gated=True),
     ]
 

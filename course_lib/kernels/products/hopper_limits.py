@@ -1,16 +1,17 @@
 """What the matrix product for Hopper asks of its inputs, each refusal in a sentence; no Gluon is needed to ask."""
 
-from course_lib.kernels.common.checks import check_dimensions, check_runnable, check_same
-from course_lib.kernels.fused.checks import check_weight
 from course_lib.kernels.gluon.limits import COPY_ENGINE_BYTES, HOPPER_DTYPES, Refusal, machine_refusal
 
+ACTIVATION = "gelu_tanh"  # the one that the kernel has
 
-def hopper_product_refusal(x, weight, residual, out) -> Refusal | None:
-    """What stands against the Hopper kernel for these matrices; None if nothing.
 
-    x [rows, inner], weight [outer, inner], residual [rows, columns] or None, and out are taken to have rows of
-    contiguous numbers, and to fit one another.
+def hopper_product_refusal(x, weight, residual, out, activation=None) -> Refusal | None:
+    """What stands against the Hopper kernel for these arguments; None if nothing.
+
+    They are taken to have passed `check_product`.
     """
+    if activation not in (None, ACTIVATION):
+        return Refusal(ValueError, f"activation is {activation!r}; the Hopper kernel has None and {ACTIVATION!r}.")
     return machine_refusal(x.device) or matrices_refusal(x, weight, residual, out)
 
 
@@ -39,33 +40,3 @@ def matrices_refusal(x, weight, residual, out) -> Refusal | None:
                 f"{COPY_ENGINE_BYTES // matrix.element_size()} numbers ({COPY_ENGINE_BYTES} bytes). Pad its rows.",
             )
     return None
-
-
-def check_product(x, weight, bias, activation, residual, gated: bool) -> int:
-    """How many columns the result has. Raises a ValueError, in a sentence, for arguments that don't fit one another."""
-    for name, matrix, dimensions in (
-        ("x", x, "[rows, inner]"),
-        ("weight", weight, "[outer, inner]"),
-        ("residual", residual, "[rows, columns]"),
-    ):
-        if name == "residual" and matrix is None:
-            continue
-        check_dimensions(name, matrix, dimensions, empty_allowed=name != "weight")
-        check_runnable(name, matrix)
-        if matrix.stride(1) != 1 and matrix.shape[1] > 1:
-            raise ValueError(
-                f"{name} has strides {matrix.stride()}; its rows must be contiguous (stride 1). "
-                f"Call {name}.contiguous() first."
-            )
-    check_same("weight", weight, "x", x, inner_dimension=(weight.shape[1], x.shape[1]))
-    if gated and weight.shape[0] % 2:
-        raise ValueError(f"weight has {weight.shape[0]} rows; gated, it must have as many for up as for the gate.")
-    columns = weight.shape[0] // 2 if gated else weight.shape[0]
-    if bias is not None:
-        check_weight(bias, x, "bias", weight.shape[0], "row of the weight; not")
-    if activation not in (None, "gelu") or gated and activation is not None:
-        allowed = "None, with a gate" if gated else 'None and "gelu"'
-        raise ValueError(f"activation is {activation!r}; allowed is {allowed}.")
-    if residual is not None:
-        check_same("residual", residual, "x", x, shape=(tuple(residual.shape), (x.shape[0], columns)))
-    return columns

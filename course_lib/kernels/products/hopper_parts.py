@@ -187,7 +187,7 @@ def add_bias(tile, bias_pointer, first_column, first_bias, columns):
 @gluon.jit
 def activate(tile, ACTIVATION: gl.constexpr):
     """GELU in the form with tanh: 1 + tanh(u) is 2 / (1 + exp(-2u))."""
-    if ACTIVATION == "gelu":
+    if ACTIVATION == "gelu_tanh":
         inner = GELU_SLOPE * (tile + GELU_CUBE * tile * tile * tile)
         tile = tile / (1.0 + gl.exp2(-2.0 * LOG2_E * inner))
     return tile

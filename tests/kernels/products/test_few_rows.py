@@ -10,7 +10,7 @@ from course_lib.kernels.products.few_rows import Unscaled, few_rows_product, few
 from course_lib.kernels.products.tiles import FewRowsTiles, few_rows_tiles
 from course_lib.kernels.products.workspace import ProductWorkspace, few_rows_workspace
 from tests.kernels.fused.cases import in_wider_rows, normal
-from tests.kernels.products.few_rows_error import assert_right, unscaled
+from tests.kernels.products.error import assert_right, unscaled
 
 pytestmark = pytest.mark.skipif(not interpreting(), reason="small shapes for the interpreter; tests/gpu has the others")
 DTYPES = [torch.float32, torch.float16]
