@@ -1001,9 +1001,6 @@ draw_costs(lines, "time of a layer, by its FLOPs", "one layer with DeepSeek-V3.2
 # attention took 20.4. At 32,768 tokens it took 58.6 ms against 64.1
 # ([NSA-triton#9](https://github.com/XunhaoLai/native-sparse-attention-triton/issues/9)). So there the lines crossed
 # between these lengths.
-#
-# In decode, count bytes instead: dense attention reads the whole cache, while choosing reads $k$ rows of it and the
-# small key of every token.
 
 # %%
 # Exercise 17.7 · From which length choosing pays
@@ -1065,6 +1062,34 @@ def crossover(shape: dict, rates: dict) -> int | None:
 
 # %%
 best_flops, best_crossover = check("17.7", flops, crossover).best
+
+# %% [markdown]
+# In decode, count bytes instead: dense attention reads the whole cache, while choosing reads $k$ rows of it and the
+# small key of every token. Take 8 KV heads of dimension 128 in 16 bits, which is 4,096 bytes a token, and an indexer's
+# key of 256 bytes. By bytes, choosing pays when $256 N + 4096 \cdot 2048 < 4096 N$, from 2,185 tokens on.
+#
+# The next picture shows what one decode step took on an H200 (PyTorch 2.11, Triton 3.6, November 2026), with this
+# library's indexer, choice and attention over the list. **Predict** where the two measured lines cross. Each launch
+# takes a few microseconds, and the choice alone has six of them.
+
+# %%
+predict("17 length from which choosing pays in decode", ..., "tokens")
+
+# %%
+all_keys = {8192: 21.9e-6, 32_768: 49.4e-6, 131_072: 137.9e-6, 524_288: 488.2e-6}  # seconds, measured
+chosen_keys = {8192: 56.9e-6, 32_768: 59.4e-6, 131_072: 76.7e-6, 524_288: 153.9e-6}
+behind, ahead = (chosen_keys[length] - all_keys[length] for length in (32_768, 131_072))
+crossing = 32_768 + (131_072 - 32_768) * behind / (behind - ahead)  # on a straight line between the two
+measured("17 length from which choosing pays in decode", round(crossing, -3), "tokens")
+draw_costs({"all keys": all_keys, "2,048 chosen keys": chosen_keys,
+            "all keys, by bytes": {length: 4096 * length / 4.8e12 for length in all_keys}},
+           "time of a decode step", "one sequence, 32 query heads on 8 KV heads of dimension 128, on an H200",
+           (crossing, f"choosing pays from about {crossing / 1000:.0f},000 tokens on"))
+
+# %% [markdown]
+# They cross at about 47,000 tokens, twenty times as far as the bytes say. At 8,192 tokens the scores, the choice and
+# the attention over the list take 57 µs. Hardly any of that is the time of memory. It is the time of launches that wait
+# for each other, and choosing only pays where dense attention takes longer than they do.
 
 # %% [markdown]
 # ## One long row among short ones · deeper
