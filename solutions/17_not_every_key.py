@@ -1084,7 +1084,7 @@ measured("17 length from which choosing pays in decode", round(crossing, -3), "t
 draw_costs({"all keys": all_keys, "2,048 chosen keys": chosen_keys,
             "all keys, by bytes": {length: 4096 * length / 4.8e12 for length in all_keys}},
            "time of a decode step", "one sequence, 32 query heads on 8 KV heads of dimension 128, on an H200",
-           (crossing, f"choosing pays from about {crossing / 1000:.0f},000 tokens on"))
+           (crossing, f"pays from about {crossing / 1000:.0f},000 tokens on"))
 
 # %% [markdown]
 # They cross at about 47,000 tokens, twenty times as far as the bytes say. At 8,192 tokens the scores, the choice and
