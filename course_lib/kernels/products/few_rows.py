@@ -47,7 +47,7 @@ from course_lib.kernels.products.checks import (
     check_out,
     check_tiles,
 )
-from course_lib.kernels.products.parts import add_part, leave_part, weight_rows_of_tile
+from course_lib.kernels.products.parts import weight_rows_of_tile
 from course_lib.kernels.products.tiles import FewRowsTiles, few_rows_tiles, padded_rows
 from course_lib.kernels.products.workspace import ProductWorkspace, take_workspace
 
@@ -189,11 +189,15 @@ def few_rows_kernel(
                        squares_pointer, rows, columns, inner, out_stride, residual_stride, epsilon, NORMED,
                        GATED)  # fmt: skip
     else:
-        leave_part(sums, partial_sums_pointer, tile * SPLITS + split, row, rows)
+        first = tile.to(tl.int64) * SPLITS * rows + row  # [BLOCK_M]: of the tile, [SPLITS, rows, BLOCK_N]
+        of_part = (first + split * rows)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]  # [BLOCK_M, BLOCK_N]
+        tl.store(partial_sums_pointer + of_part, sums, mask=(row < rows)[:, None])
+        tl.debug_barrier()  # all threads' stores come before the count, which releases them to the other programs
         if tl.atomic_add(arrivals + tile, 1, sem="acq_rel", scope="gpu") == SPLITS - 1:
             sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
             for other in tl.static_range(SPLITS):
-                sums = add_part(sums, partial_sums_pointer, tile * SPLITS + other, row, rows)
+                of_part = (first + other * rows)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+                sums += tl.load(partial_sums_pointer + of_part, mask=(row < rows)[:, None], other=0.0)
             finish_product(sums, squares_before, tile, row, out_pointer, residual_pointer, gain_pointer,
                            unscaled_pointer, squares_pointer, rows, columns, inner, out_stride, residual_stride,
                            epsilon, NORMED, GATED)  # fmt: skip
