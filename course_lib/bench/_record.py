@@ -2,6 +2,7 @@
 
 import datetime
 import json
+from pathlib import Path
 
 import torch
 
@@ -10,19 +11,24 @@ from course_lib.hardware.device import machine
 from course_lib.home import course_home
 
 
-def write_record(name: str, clocks_before: str, **figures) -> str:
-    """Writes name.json into the course's bench folder; returns what to print last: GPU, versions, clocks, and where.
+def bench_path(name: str) -> Path:
+    """A file in the course's bench folder, which is made if it is missing."""
+    folder = course_home() / "bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / name
+
+
+def write_record(name: str, clocks_before: str, **figures) -> dict:
+    """Writes name.json into the bench folder, and says so; returns what it holds, for pictures.
 
     clocks_before: of `clocks()`, from before the first figure.
     """
-    this, clocks_after = machine(), clocks()
+    this, clocks_after, cudnn = machine(), clocks(), torch.backends.cudnn.version()
     record = {"gpu": this.gpu_name, "date": datetime.date.today().isoformat(), "torch": torch.__version__,
-              "triton": this.triton, "clocks_before": clocks_before, "clocks_after": clocks_after,
+              "triton": this.triton, "cudnn": cudnn, "clocks_before": clocks_before, "clocks_after": clocks_after,
               **figures}  # fmt: skip
-    path = course_home() / "bench" / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = bench_path(f"{name}.json")
     path.write_text(json.dumps(record, indent=1), encoding="utf-8")
-    return (
-        f"\n{this.gpu_name}, PyTorch {torch.__version__}, Triton {this.triton}; clocks SM, memory, power, temperature: "
-        f"{clocks_before} before, {clocks_after} after.\nWritten: {path}"
-    )
+    print(f"\n{this.gpu_name}, PyTorch {torch.__version__}, cuDNN {cudnn}, Triton {this.triton}.")
+    print(f"Clocks SM, memory, power, temperature: {clocks_before} before, {clocks_after} after.\nWritten: {path}")
+    return record

@@ -13,7 +13,6 @@ Triton's own tutorial kernel is not a column: it is not part of any package that
 import dataclasses
 import functools
 import importlib
-import json
 import subprocess
 import warnings
 
@@ -25,7 +24,6 @@ from course_lib.hardware.ceilings.measured import ceilings
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure_together
-from course_lib.home import course_home
 from course_lib.kernels.attention.dispatch import portable
 from course_lib.kernels.attention.naive import memory_available, memory_needed, naive_attention
 
@@ -197,30 +195,15 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{row.name}: no figure for {name}: {why}", flush=True)
         torch.cuda.empty_cache()
     roof = ceilings().matmul_rate
-    this = machine()
-    record = {
-        "gpu": this.gpu_name,
-        "torch": torch.__version__,
-        "triton": this.triton,
-        "cudnn": torch.backends.cudnn.version(),
-        "clocks_before": before,
-        "clocks_after": clocks(),
-        "matmul_tflops": {dtype: rate / 1e12 for dtype, rate in roof.items()},
-        "rows": [dataclasses.asdict(row) | {"name": row.name, "results": table[row.name]} for row in ROWS],
-    }
-    folder = course_home() / "bench"
-    folder.mkdir(exist_ok=True)
-    (folder / "attention.json").write_text(json.dumps(record, indent=1))
+    # Imported here: it has the clocks from this module.
+    from course_lib.bench._record import bench_path, write_record
     from course_lib.figures.memory.throughput import throughput_figure
 
-    pictures = {128: folder / "attention.png", 64: folder / "attention_64.png"}
-    for head_dim, picture in pictures.items():
-        throughput_figure(record, head_dim).savefig(picture)
     print_table(table, list(columns))
-    print(
-        f"\n{this.gpu_name}, PyTorch {torch.__version__}, cuDNN {record['cudnn']}, Triton {this.triton}; "
-        f"clocks SM, memory, power, temperature: {before} before, {record['clocks_after']} after. "
-        f"Spread: 10th to 90th percentile of ours.\n"
-        f"Written: {', '.join(map(str, [folder / 'attention.json', *pictures.values()]))}"
-    )
+    print("Spread: 10th to 90th percentile of ours.")
+    rows = [dataclasses.asdict(row) | {"name": row.name, "results": table[row.name]} for row in ROWS]
+    record = write_record("attention", before, rows=rows,
+                          matmul_tflops={dtype: rate / 1e12 for dtype, rate in roof.items()})  # fmt: skip
+    for head_dim, picture in ((128, "attention.png"), (64, "attention_64.png")):
+        throughput_figure(record, head_dim).savefig(bench_path(picture))
     return 0

@@ -11,19 +11,17 @@ backward.json and a plot to backward.png, in the course's bench folder.
 """
 
 import dataclasses
-import datetime
 import functools
 import importlib
-import json
 import warnings
 
 import torch
 from torch.nn.attention import SDPBackend
 
+from course_lib.bench._record import bench_path, write_record
 from course_lib.bench.attention import LARGEST_DIFFERENCE, Row, clocks, sdpa
 from course_lib.hardware.device import machine
 from course_lib.hardware.timing import measure_together
-from course_lib.home import course_home
 from course_lib.kernels.attention.backward import flash_attention_backward
 from course_lib.kernels.attention.flash import flash_attention
 
@@ -126,27 +124,9 @@ def main(arguments: list[str] | None = None) -> int:
             if "missing" in result:
                 print(f"{row.name}: no figure for {name}: {result['missing']}", flush=True)
         torch.cuda.empty_cache()
-    this = machine()
-    record = {
-        "gpu": this.gpu_name,
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "triton": this.triton,
-        "cudnn": torch.backends.cudnn.version(),
-        "clocks_before": before,
-        "clocks_after": clocks(),
-        "rows": [dataclasses.asdict(row) | {"name": row.name, "results": table[row.name]} for row in ROWS],
-    }
-    folder = course_home() / "bench"
-    folder.mkdir(exist_ok=True)
-    (folder / "backward.json").write_text(json.dumps(record, indent=1))
+    rows = [dataclasses.asdict(row) | {"name": row.name, "results": table[row.name]} for row in ROWS]
     from course_lib.figures.backward.rates import draw_rates
 
-    draw_rates(record).savefig(folder / "backward.png")
     print_table(table, list(columns))
-    print(
-        f"\n{this.gpu_name}, PyTorch {torch.__version__}, cuDNN {record['cudnn']}, Triton {this.triton}; "
-        f"clocks SM, memory, power, temperature: {before} before, {record['clocks_after']} after.\n"
-        f"Written: {folder / 'backward.json'}, {folder / 'backward.png'}"
-    )
+    draw_rates(write_record("backward", before, rows=rows)).savefig(bench_path("backward.png"))
     return 0

@@ -12,7 +12,6 @@ go to decode.json and a plot to decode.png, in the course's bench folder.
 
 import dataclasses
 import functools
-import json
 import statistics
 import time
 import warnings
@@ -22,12 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from course_lib.bench._record import bench_path, write_record
 from course_lib.bench.attention import LARGEST_DIFFERENCE, SECONDS_PER_FIGURE, clocks
 from course_lib.hardware.ceilings.measured import ceilings
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure
-from course_lib.home import course_home
 from course_lib.kernels.decode.attention import decode_attention
 from course_lib.kernels.decode.tiles import decode_plan
 from course_lib.kernels.decode.workspace import decode_workspace
@@ -200,30 +199,14 @@ def main(arguments: list[str] | None = None) -> int:
     torch.manual_seed(0)
     before = clocks()
     tables = {"decode": measure_rows(TABLE), "page sizes": measure_rows(PAGES), "context": measure_rows(CONTEXTS)}
-    this, roof = machine(), ceilings()
-    record = {
-        "gpu": this.gpu_name,
-        "torch": torch.__version__,
-        "triton": this.triton,
-        "cudnn": torch.backends.cudnn.version(),
-        "clocks_before": before,
-        "clocks_after": clocks(),
-        "read_bandwidth": roof.read_bandwidth,
-        "copy_bandwidth": roof.copy_bandwidth,
-        "tables": tables,
-    }
-    folder = course_home() / "bench"
-    folder.mkdir(exist_ok=True)
-    (folder / "decode.json").write_text(json.dumps(record, indent=1))
     from course_lib.figures.decode.bandwidth import decode_bandwidth_figure
 
-    decode_bandwidth_figure(record).savefig(folder / "decode.png")
     for title, rows in tables.items():
         print_table(f"{title}: TB/s (µs)", rows, speed)
     print_table("the host's part of a call that is no graph: µs", tables["decode"], lambda it: f"{it['host_us']:.0f}")
-    print(
-        f"\n{this.gpu_name}, PyTorch {torch.__version__}, cuDNN {record['cudnn']}, Triton {this.triton}; pure read "
-        f"{roof.read_bandwidth / 1e12:.2f} TB/s; clocks SM, memory, power, temperature: {before} before, "
-        f"{record['clocks_after']} after.\nWritten: {folder / 'decode.json'}, {folder / 'decode.png'}"
-    )
+    roof = ceilings()
+    print(f"pure read: {roof.read_bandwidth / 1e12:.2f} TB/s")
+    record = write_record("decode", before, read_bandwidth=roof.read_bandwidth, copy_bandwidth=roof.copy_bandwidth,
+                          tables=tables)  # fmt: skip
+    decode_bandwidth_figure(record).savefig(bench_path("decode.png"))
     return 0

@@ -238,5 +238,5 @@ def main(arguments: list[str] | None = None) -> int:
         wholes[name] = told = whole(model, fast)
         print(f"64 requests, {name}: {told['tokens_per_second']:,.0f} tokens/s  {told}", flush=True)
         gc.collect()
-    print(write_record("engine", before, steps=table, whole=wholes))
+    write_record("engine", before, steps=table, whole=wholes)
     return 0

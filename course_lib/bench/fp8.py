@@ -127,5 +127,5 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"\n{'inputs with outliers, ' + str(ERROR_SHAPE):<44}{'RMS error':>12}{'of the output':>15}")
     for name, (absolute, relative) in errors.items():
         print(f"{name:<44}{absolute:>12.1e}{100 * relative:>13.1f} %")
-    print(write_record("fp8", before, speed=speed, errors=errors))
+    write_record("fp8", before, speed=speed, errors=errors)
     return 0

@@ -387,5 +387,5 @@ def main(arguments: list[str] | None = None) -> int:
             note = "  (called)" if it.get("called") else ""
             print(f"{name:<42}{form:<20}{figures or ' – ' + it['missing']}{note}", flush=True)
         torch.cuda.empty_cache()
-    print(write_record("fused", before, copy=copy, table=table))
+    write_record("fused", before, copy=copy, table=table)
     return 0

@@ -124,5 +124,5 @@ def main(arguments: list[str] | None = None) -> int:
                  for form, it in results.items()]  # fmt: skip
         print(f"{name:<30}{'   '.join(cells)}", flush=True)
         torch.cuda.empty_cache()
-    print(write_record("large_products", before, table=table))
+    write_record("large_products", before, table=table)
     return 0

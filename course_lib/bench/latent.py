@@ -11,19 +11,17 @@ sequences, relative to their float64 result. Figures, versions and clocks go to 
 
 import contextlib
 import dataclasses
-import datetime
 import functools
-import json
 import math
 
 import torch
 
+from course_lib.bench._record import bench_path, write_record
 from course_lib.bench.attention import clocks
 from course_lib.figures.latent.beside_flashinfer import COLORS, draw_beside_flashinfer
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure_together
-from course_lib.home import course_home
 from course_lib.kernels.latent.attention import latent_decode_attention, paged_latent_decode_attention
 from course_lib.kernels.latent.reference import latent_decode_reference
 
@@ -175,17 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
             )
             print(f"{row.name:<22}{name:<16}{figures or ' – ' + it['missing']}", flush=True)
         torch.cuda.empty_cache()
-    this = machine()
-    record = {"gpu": this.gpu_name, "date": datetime.date.today().isoformat(),
-              "torch": torch.__version__, "triton": this.triton, "clocks_before": before,
-              "clocks_after": clocks(), "table": table, "rows": beside_flashinfer(table)}  # fmt: skip
-    folder = course_home() / "bench"
-    folder.mkdir(exist_ok=True)
-    (folder / "latent.json").write_text(json.dumps(record, indent=1))
+    record = write_record("latent", before, table=table, rows=beside_flashinfer(table))
     if record["rows"]:
-        draw_beside_flashinfer(record).savefig(folder / "latent.png")
-    print(
-        f"\n{this.gpu_name}, PyTorch {torch.__version__}, Triton {this.triton}; clocks SM, memory, power, temperature: "
-        f"{before} before, {record['clocks_after']} after.\nWritten: {folder / 'latent.json'}"
-    )
+        draw_beside_flashinfer(record).savefig(bench_path("latent.png"))
     return 0

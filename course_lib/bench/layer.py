@@ -165,5 +165,5 @@ def main(arguments: list[str] | None = None) -> int:
     for title, chosen in (("the glue", [it for it in parts.values() if it["glue"]]), ("the layer", parts.values())):
         sums = [sum(it["times"] * (it["us"][name] or math.nan) for it in chosen) for name in COLUMNS]
         print(f"{title:<20}" + "".join(f"{us:10.1f}" for us in sums))
-    print(write_record("layer", before, copy=copy, matmul_rate=rate, tokens=ROWS, parts=parts))
+    write_record("layer", before, copy=copy, matmul_rate=rate, tokens=ROWS, parts=parts)
     return 0

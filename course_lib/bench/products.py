@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 import triton
 
-from course_lib.bench._record import write_record
+from course_lib.bench._record import bench_path, write_record
 from course_lib.bench.attention import clocks
 from course_lib.bench.fused import compiled, error_of, random
 from course_lib.bench.softmax import copy_bandwidth
@@ -33,7 +33,6 @@ from course_lib.hardware.device import known, machine
 from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure_together
 from course_lib.hardware.units import format_bandwidth
-from course_lib.home import course_home
 from course_lib.kernels.common.dependent import dependent_launches
 from course_lib.kernels.common.machine import architecture_of
 from course_lib.kernels.products.few_rows import Unscaled, few_rows_product, few_rows_product_reference
@@ -221,9 +220,7 @@ def sweep(rows: int, names: Sequence[str] | None = None, dependent: bool | None 
                   flush=True)  # fmt: skip
         del graphs, weights
         torch.cuda.empty_cache()
-    folder = course_home() / "bench"
-    folder.mkdir(exist_ok=True)
-    (folder / f"product_tiles_{rows}.json").write_text(json.dumps(found))
+    bench_path(f"product_tiles_{rows}.json").write_text(json.dumps(found))
     return found
 
 
@@ -246,5 +243,5 @@ def main(arguments: list[str] | None = None) -> int:
             error = f"{it['error']:>10.1e}" if "error" in it else ""
             print(f"{name:<12}{rows:>4}  {form:<26}{figures}{error}", flush=True)
         torch.cuda.empty_cache()
-    print(write_record("products", before, copy=copy, table=table))
+    write_record("products", before, copy=copy, table=table)
     return 0

@@ -187,5 +187,5 @@ def main(arguments: list[str] | None = None) -> int:
                        f"{it['rounded']:>10.1e}" if "us" in it else " – " + it["missing"])  # fmt: skip
             print(f"{row.name:<16}{name:<16}{figures}", flush=True)
         torch.cuda.empty_cache()
-    print(write_record("quantised", before, table=table))
+    write_record("quantised", before, table=table)
     return 0

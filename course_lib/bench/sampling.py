@@ -131,5 +131,5 @@ def main(arguments: list[str] | None = None) -> int:
                if "missing" in found[column]}  # fmt: skip
     for column, why in missing.items():
         print(f"{column}: {why}")
-    print(write_record("sampling", before, vocabulary=VOCABULARY, table=table))
+    write_record("sampling", before, vocabulary=VOCABULARY, table=table)
     return 0

@@ -185,5 +185,5 @@ def main(arguments: list[str] | None = None) -> int:
                  for column, result in results.items()]  # fmt: skip
         print(f"{name:<46}{'   '.join(cells)}", flush=True)
         torch.cuda.empty_cache()
-    print(write_record("sparse", before, tables=table))
+    write_record("sparse", before, tables=table)
     return 0

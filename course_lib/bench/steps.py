@@ -219,5 +219,5 @@ def main(arguments: list[str] | None = None) -> int:
     small = torch.zeros(16, device="cuda")
     addition = host_seconds(lambda: small.add_(1.0)) * 1e6
     models = {name: measure(name) for name in MODELS}
-    print(write_record("steps", before, addition_us=addition, models=models))
+    write_record("steps", before, addition_us=addition, models=models)
     return 0

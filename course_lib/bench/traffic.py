@@ -12,19 +12,18 @@ folder. Weights are random, of Llama-3.2-1B's shape: no time depends on them.
 """
 
 import collections
-import datetime
 import itertools
-import json
 import random
 import time
 from collections.abc import Iterator
 
 import torch
 
+from course_lib.bench._record import write_record
+from course_lib.bench.attention import clocks
 from course_lib.bench.engine import SHAPE, tokenizer_of
 from course_lib.bench.steps import model_of
 from course_lib.hardware.device import machine
-from course_lib.home import course_home
 from course_lib.models.config import PRESETS
 from course_lib.serving.engine import Engine
 from course_lib.serving.metrics import Metrics
@@ -115,14 +114,9 @@ def main(arguments: list[str] | None = None) -> int:
     engine.fast.prepare()
     asked = requests(0, model.config.vocabulary)
     play(engine, asked, 64, 1.0)  # libraries load, and kernels are compiled
+    before = clocks()
     told = play(engine, asked, HOUR, SECONDS)
     for name, figure in told.items():
         print(f"{name:<28}{figure if isinstance(figure, dict) else f'{figure:,.4g}'}")
-    this = machine()
-    record = {"gpu": this.gpu_name, "date": datetime.date.today().isoformat(), "torch": torch.__version__,
-              "triton": this.triton, **told}  # fmt: skip
-    folder = course_home() / "bench"
-    folder.mkdir(exist_ok=True)
-    (folder / "traffic.json").write_text(json.dumps(record, indent=1))
-    print(f"{this.gpu_name}, PyTorch {torch.__version__}, Triton {this.triton}\nWritten: {folder / 'traffic.json'}")
+    write_record("traffic", before, **told)
     return 0

@@ -192,5 +192,5 @@ def main(arguments: list[str] | None = None) -> int:
         torch.cuda.empty_cache()
     print_table(table)
     rows = [dataclasses.asdict(row) | {"name": row.name, "results": table[row.name]} for row in ROWS]
-    print(write_record("windows", before, rows=rows))
+    write_record("windows", before, rows=rows)
     return 0

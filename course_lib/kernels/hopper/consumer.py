@@ -56,6 +56,7 @@ def step(query, buffers, barriers, turns, blocks_done, block, query_positions, k
          weights, softmax_state, accumulator, MASKED: gl.constexpr, TURNS: gl.constexpr):  # fmt: skip
     """One block of keys: its scores and softmax, while the product of the block before it is under way.
 
+    tile_list: None, or what `list_of_tile` gave; block then is a place on it, and query_positions are rows of the tile.
     weights are those of the block before, as `kept_weights` keeps them: int32 [64, BLOCK_N / n]; softmax_state is
     running_max [64] and running_sum [64, 4]. Returns weights and state of this block, and the accumulator
     [64, HEAD_DIM], to which the block before has been added.
@@ -158,7 +159,7 @@ def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, size
                 whole_end = tile_begin
                 end = tile_begin + 1
         else:
-            tile_list = list_of_tile(lists, sizes, batch_index, head, tile_query, TILE_ROWS, BLOCK_N)
+            tile_list = list_of_tile(lists, sizes, batch_index, head, tile_query, BLOCK_N)
             begin, whole_begin, whole_end, end = listed_blocks(tile_list)
             tile_begin = begin
             tile_end = end

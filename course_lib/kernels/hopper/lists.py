@@ -12,15 +12,15 @@ as long as that of the lists, so all consumers of a program go by the same list.
 
 from course_lib.kernels.gluon.names import gl, gluon
 
-KEY_ROWS = gl.constexpr(128)  # of a tile of the lists
+QUERY_ROWS, KEY_ROWS = gl.constexpr(128), gl.constexpr(128)  # of a tile of the lists
 
 
 @gluon.jit
-def list_of_tile(lists, sizes, batch_index, head, first_query, TILE_ROWS: gl.constexpr, BLOCK_N: gl.constexpr):
+def list_of_tile(lists, sizes, batch_index, head, first_query, BLOCK_N: gl.constexpr):
     """What the functions below ask of a tile: how many blocks are full and partial, and where the lists say which."""
     full_counts, full_indices, partial_counts, partial_indices, partial_masks, masks, strides = lists
     batch_stride, head_stride = strides
-    row = batch_index * batch_stride + head * head_stride + first_query // TILE_ROWS
+    row = batch_index * batch_stride + head * head_stride + first_query // QUERY_ROWS
     place = row.to(gl.int64) * gl.cdiv(sizes.key_length, KEY_ROWS)
     pieces = KEY_ROWS // BLOCK_N
     full = gl.load(full_counts + row) * pieces
@@ -62,8 +62,7 @@ def hide_by_mask(scores, rows, block, tile_list):
     is_full, entry, piece = place_of(block, tile_list, BLOCK_N)
     is_partial = (is_full == 0) & (partial > 0)
     number = gl.load(partial_masks + entry, mask=is_partial, other=0)
-    TILE_ROWS: gl.constexpr = 128
-    mask = masks + number.to(gl.int64) * (TILE_ROWS * KEY_ROWS) + piece
+    mask = masks + number.to(gl.int64) * (QUERY_ROWS * KEY_ROWS) + piece
     columns = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, scores.type.layout))
     offsets = gl.expand_dims(rows, 1) * KEY_ROWS + gl.expand_dims(columns, 0)
     visible = gl.load(mask + offsets, mask=is_partial, other=0) != 0

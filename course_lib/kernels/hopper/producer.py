@@ -30,7 +30,7 @@ def produce(descriptors, buffers, barriers, tickets, counter, sizes, band, lists
             first_position = first_query + key_length - query_length
             begin, _whole_begin, _whole_end, end = key_blocks(first_position, key_length, band, TILE_ROWS, BLOCK_N)
         else:
-            tile_list = list_of_tile(lists, sizes, batch_index, head, first_query, TILE_ROWS, BLOCK_N)
+            tile_list = list_of_tile(lists, sizes, batch_index, head, first_query, BLOCK_N)
             begin, _whole_begin, _whole_end, end = listed_blocks(tile_list)
 
         phase = tiles_done // QUERY_BUFFERS & 1

@@ -20,9 +20,10 @@ from course_lib.kernels.gluon.names import (
     warpgroup_mma_wait,
 )
 from course_lib.kernels.gluon.parts import new_barriers
+from course_lib.kernels.products import parts
+from course_lib.kernels.products.epilogue import GELU_CUBE, GELU_TANH
 
 STEP = 64  # numbers of the inner dimension at a time: 128 bytes, a row of the widest swizzle; of 8 bits twice as many
-GELU_SLOPE, GELU_CUBE = gl.constexpr(0.7978845608028654), gl.constexpr(0.044715)  # sqrt(2 / π), and torch's number
 
 
 @aggregate
@@ -66,17 +67,7 @@ def new_output(out, BUFFERS: gl.constexpr):
     return Output(tiles, new_barriers(BUFFERS, 1))
 
 
-@gluon.jit
-def tile_of(number, row_tiles, column_tiles, strip):
-    """(row tile, column tile) of the tile with this number: down a strip of so many row tiles, column by column.
-
-    Programs that run at once then work on a block of tiles that is about square, and share what they read in the L2
-    cache. The last strip may be thinner.
-    """
-    first_row = number // (strip * column_tiles) * strip
-    place = number % (strip * column_tiles)
-    height = min(strip, row_tiles - first_row)
-    return first_row + place % height, place // height
+tile_of = gluon.jit(parts.tile_of.fn)
 
 
 @gluon.jit
@@ -186,10 +177,9 @@ def add_bias(tile, bias_pointer, first_column, first_bias, columns):
 
 @gluon.jit
 def activate(tile, ACTIVATION: gl.constexpr):
-    """GELU in the form with tanh: 1 + tanh(u) is 2 / (1 + exp(-2u))."""
+    """As `epilogue.activate`, for the one activation that this kernel has: x · σ(2u)."""
     if ACTIVATION == "gelu_tanh":
-        inner = GELU_SLOPE * (tile + GELU_CUBE * tile * tile * tile)
-        tile = tile / (1.0 + gl.exp2(-2.0 * LOG2_E * inner))
+        tile = tile / (1.0 + gl.exp2(-LOG2_E * GELU_TANH * (tile + GELU_CUBE * tile * tile * tile)))
     return tile
 
 

@@ -8,15 +8,16 @@ from course_lib.kernels.common.numbers import FLOAT32_PRECISION
 
 
 @triton.jit
-def tile_of(number, row_tiles, column_tiles, GROUP: tl.constexpr):
-    """(row tile, column tile) of a number: down a strip of GROUP row tiles, then its next column; then the next strip.
+def tile_of(number, row_tiles, column_tiles, strip):
+    """(row tile, column tile) of a number: column by column down a strip of so many row tiles, then the next strip.
 
-    The last strip may be thinner. GROUP = 1 is row by row. `tile_of.fn` is the same for Python's integers.
+    Programs that run at once then work on a block of tiles that is about square, and share what they read in the L2
+    cache. The last strip may be thinner. strip = 1 is row by row. `tile_of.fn` is the same for Python's integers.
     """
-    strip = number // (GROUP * column_tiles)
-    height = min(GROUP, row_tiles - strip * GROUP)
-    place = number % (GROUP * column_tiles)
-    return strip * GROUP + place % height, place // height
+    first_row = number // (strip * column_tiles) * strip
+    place = number % (strip * column_tiles)
+    height = min(strip, row_tiles - first_row)
+    return first_row + place % height, place // height
 
 
 @triton.jit

@@ -22,13 +22,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.common.machine import multiprocessor_count
 from course_lib.kernels.common.numbers import FLOAT32_PRECISION
+from course_lib.kernels.gluon.limits import COPY_ENGINE_BYTES
 from course_lib.kernels.products.candidates import ProductTiles, candidates, product_cases, tiles_for
 from course_lib.kernels.products.checks import check_product
 from course_lib.kernels.products.epilogue import finish
 from course_lib.kernels.products.parts import numbers_of_tile, tile_of
 from course_lib.kernels.products.persistent import residual_stride
 
-ALIGNMENT_BYTES = 16
 FIRST_WITH_COPY_ENGINE = 90
 
 
@@ -85,15 +85,15 @@ def tma_product(
 def refusal_of_copy_engine(x, weight, columns: int) -> str:
     """Why it cannot move these, or a contiguous result with so many columns, in a sentence; "" where it can."""
     for name, tensor in (("x", x), ("weight", weight)):
-        if tensor.data_ptr() % ALIGNMENT_BYTES:
-            return f"{name} begins at an address that is no multiple of {ALIGNMENT_BYTES} bytes, which TMA asks for."
-        if tensor.stride(0) <= 0 or tensor.stride(0) * tensor.element_size() % ALIGNMENT_BYTES:
+        if tensor.data_ptr() % COPY_ENGINE_BYTES:
+            return f"{name} begins at an address that is no multiple of {COPY_ENGINE_BYTES} bytes, which TMA asks for."
+        if tensor.stride(0) <= 0 or tensor.stride(0) * tensor.element_size() % COPY_ENGINE_BYTES:
             return (
-                f"{name} has strides {tensor.stride()}; TMA asks for rows that lie a multiple of {ALIGNMENT_BYTES} "
+                f"{name} has strides {tensor.stride()}; TMA asks for rows that lie a multiple of {COPY_ENGINE_BYTES} "
                 "bytes apart."
             )
-    if columns * x.element_size() % ALIGNMENT_BYTES:
-        return f"The result has {columns} columns; TMA asks for rows of a multiple of {ALIGNMENT_BYTES} bytes."
+    if columns * x.element_size() % COPY_ENGINE_BYTES:
+        return f"The result has {columns} columns; TMA asks for rows of a multiple of {COPY_ENGINE_BYTES} bytes."
     return ""
 
 

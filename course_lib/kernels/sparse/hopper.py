@@ -3,8 +3,8 @@
 Producer and consumers are the same. Where they count the blocks of keys that a tile of queries reads, they read them
 off the two lists instead (`hopper.lists`): the partial tiles first, each under its mask, then the full ones.
 
-FLOPs and bytes: as for the portable kernel, `sparse.forward`. The entries of a list are loaded by the producer alone,
-which runs ahead of the consumers and hides the time that they take.
+FLOPs and bytes: as for the portable kernel, `sparse.forward`. Which tile comes next is looked up by the producer alone,
+which runs ahead of the consumers and hides the time that it takes; they look up the masks of partial tiles.
 Sources: Shah et al., FlashAttention-3, arXiv 2407.08608; Dong et al., Flex Attention, arXiv 2412.05496.
 """
 
@@ -18,13 +18,12 @@ from course_lib.kernels.hopper.bundles import Sizes
 from course_lib.kernels.hopper.consumer import consume
 from course_lib.kernels.hopper.flash import SIZES, heads_in_cache, padded_head_dim, shared_memory
 from course_lib.kernels.hopper.launch import Arrangement, descriptor, descriptor_type, ticket_counter
-from course_lib.kernels.hopper.lists import KEY_ROWS
+from course_lib.kernels.hopper.lists import KEY_ROWS, QUERY_ROWS
 from course_lib.kernels.hopper.parts import GROUP_ROWS
 from course_lib.kernels.hopper.producer import produce
 from course_lib.kernels.sparse.parts import LIST_TYPES
 
-GROUPS = gl.constexpr(2)  # consumers, 64 queries each: as many queries as a tile of the lists has
-BLOCK = GROUPS.value * GROUP_ROWS.value, KEY_ROWS.value  # rows and keys of a tile of the lists
+BLOCK = QUERY_ROWS.value, KEY_ROWS.value  # of the lists that the kernel takes
 
 
 @gluon.jit(do_not_specialize=(*SIZES, "list_batch_stride", "list_head_stride"))
@@ -34,7 +33,7 @@ def listed_tiles_hopper_kernel(
     partial_counts_pointer, partial_indices_pointer, partial_masks_pointer, masks_pointer,
     batch, query_heads, heads_per_key_head, query_length, key_length, heads_at_once,
     list_batch_stride, list_head_stride, scale_log2,
-    STAGES: gl.constexpr, QUERY_BUFFERS: gl.constexpr, TURNS: gl.constexpr,
+    STAGES: gl.constexpr, GROUPS: gl.constexpr, QUERY_BUFFERS: gl.constexpr, TURNS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """One program per multiprocessor, as `flash_attention_hopper_kernel`."""
@@ -55,7 +54,7 @@ def listed_tiles_hopper_kernel(
     ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
 
 
-# By head dimension, padded; measured on an H200.
+# By head dimension, padded; measured on an H200. Two consumers, of 64 queries each, share a tile of the lists.
 ARRANGEMENTS = {
     64: Arrangement(128, stages=4, query_buffers=2, consumers=2, turns=False),
     128: Arrangement(128, stages=2, query_buffers=2, consumers=2, turns=False),
@@ -68,7 +67,6 @@ def launch(query, key, value, output, lse, lists, list_strides, scale, arrangeme
     batch, query_heads, query_length, head_dim = query.shape
     block_d = padded_head_dim(head_dim)
     arrangement = arrangement or ARRANGEMENTS[block_d]
-    settings = {name: setting for name, setting in arrangement.settings().items() if name != "GROUPS"}
     tiles = triton.cdiv(query_length, BLOCK[0]) * batch * query_heads
     listed_tiles_hopper_kernel[(min(tiles, multiprocessor_count(query.device)),)](
         descriptor(query, GROUP_ROWS.value, block_d), descriptor(key, arrangement.key_rows, block_d),
@@ -76,7 +74,7 @@ def launch(query, key, value, output, lse, lists, list_strides, scale, arrangeme
         ticket_counter(query.device), *lists.full[:2], *lists.partial, lists.masks,
         batch, query_heads, query_heads // key.shape[1], query_length, key.shape[2], heads_in_cache(query, key),
         *list_strides, scale_in_log2(scale, head_dim),
-        **settings, num_warps=4, maxnreg=arrangement.registers[2],
+        **arrangement.settings(), num_warps=4, maxnreg=arrangement.registers[2],
     )  # fmt: skip
 
 
@@ -91,9 +89,8 @@ def compile_case(block_d: int, arrangement: Arrangement) -> CompileCase:
     types = {name: descriptor_type("bf16", count, block_d) for name, count in rows.items()}
     types |= {"lse_pointer": "*fp32", "counter": "*i32", "scale_log2": "fp32", **LIST_TYPES}
     types |= dict.fromkeys((*SIZES, "list_batch_stride", "list_head_stride"), "i32")
-    settings = {name: setting for name, setting in arrangement.settings().items() if name != "GROUPS"}
     spilled = {256: 64}  # bytes a thread, with Triton 3.9; 3.6 needs 16
     return CompileCase(
-        listed_tiles_hopper_kernel, types, settings, num_warps=4, archs=(90,), instruction="wgmma",
+        listed_tiles_hopper_kernel, types, arrangement.settings(), num_warps=4, archs=(90,), instruction="wgmma",
         max_spill_bytes=spilled.get(block_d, 0), options={"maxnreg": arrangement.registers[2]}, label=f"bf16 {block_d}",
     )  # fmt: skip

@@ -1,6 +1,5 @@
 """The product for Hopper: what can be said of it without a GPU. Gluon has no interpreter."""
 
-import itertools
 import re
 
 import pytest
@@ -9,21 +8,6 @@ import torch
 from course_lib.hardware.compiler.views import compile_many
 from course_lib.kernels.products.hopper import compile_cases
 from course_lib.kernels.products.hopper_limits import matrices_refusal
-from course_lib.kernels.products.hopper_parts import tile_of
-
-
-@pytest.mark.parametrize(
-    "row_tiles,column_tiles,strip", [(1, 1, 8), (5, 3, 2), (7, 1, 16), (13, 4, 4), (3, 5, 1), (16, 6, 8)]
-)
-def test_every_tile_has_one_number_whatever_the_strips(row_tiles, column_tiles, strip):
-    tiles = [tile_of.fn(number, row_tiles, column_tiles, strip) for number in range(row_tiles * column_tiles)]
-    assert sorted(tiles) == list(itertools.product(range(row_tiles), range(column_tiles)))
-
-
-def test_tiles_that_run_at_once_share_what_they_read():
-    """Of 64 × 32 tiles 128 at once: strips of 16 make them a block of 16 × 8."""
-    at_once = [tile_of.fn(number, 64, 32, 16) for number in range(128)]
-    assert [len({tile[axis] for tile in at_once}) for axis in (0, 1)] == [16, 8]
 
 
 def matrix(rows, columns, dtype=torch.bfloat16, stride=None):
