@@ -1,12 +1,14 @@
 """`python -m course_lib bench large_products`: products for many rows, beside cuBLAS and torch.compile.
 
+    ladder     8192³ by each step from the naive product to Gluon on Hopper
     plain      x · weightᵀ at three cubes, and Llama-3.1-8B's four weights for 16,384 tokens
     SwiGLU     the gate's product, up's, and silu(gate) · up, in one kernel; torch.compile makes two of it
     8 bits     e4m3 with a scale for each block, beside PyTorch's `_scaled_mm` with the same scales
 
-16-bit numbers, normal inputs; all columns of a row in turns (`measure_together`), the L2 cache flushed before each run.
-A product that differs from the reference by more than its rounding has no figure. On Hopper alone: elsewhere a column
-says what is missing. Figures, versions and clocks go to large_products.json in the bench folder.
+QuACK is a column where its package is installed. 16-bit numbers, normal inputs; all columns of a row in turns
+(`measure_together`), the L2 cache flushed before each run. A product that differs from the reference by more than its
+rounding has no figure, and a column that cannot run here says what is missing. Figures, versions and clocks go to
+large_products.json in the bench folder.
 """
 
 import functools
@@ -20,6 +22,12 @@ from course_lib.bench.attention import clocks
 from course_lib.bench.fused import compiled, random
 from course_lib.hardware.device import machine
 from course_lib.hardware.timing import measure_together
+from course_lib.kernels.products.naive import naive_product
+from course_lib.kernels.products.persistent import persistent_product
+from course_lib.kernels.products.split_k import split_k_product
+from course_lib.kernels.products.stream_k import stream_k_product
+from course_lib.kernels.products.tiled import ordered, pipelined, tiled, tiled_product
+from course_lib.kernels.products.tma import tma_product
 
 SECONDS_PER_FIGURE = 0.1
 LARGEST_ERROR = 1e-2  # of the norm; right kernels err by about 2e-3 in bf16
@@ -67,10 +75,36 @@ def on_hopper(x, weight, **options) -> torch.Tensor:
     return product_hopper(x, weight, **options)
 
 
+def quack(x, weight) -> torch.Tensor:
+    from quack.gemm_interface import gemm  # type: ignore[import-not-found]
+
+    return gemm(x, weight.t(), tuned=False)
+
+
+def quack_gated(x, weight) -> torch.Tensor:
+    """With a weight whose rows are of gate and up in turns, as QuACK wants them."""
+    from quack.gemm_interface import gemm_gated
+
+    return gemm_gated(x, weight.t(), activation="swiglu", store_preact=False, tuned=False)[1]
+
+
+def ladder(size: int) -> dict[str, dict]:
+    """Each step of `kernels/products`, one idea more than the one before."""
+    x, weight = random(size, size), random(size, size) * size**-0.5
+    steps: dict[str, Callable] = {"cuBLAS": F.linear, "naive": naive_product}
+    for settings in (tiled, ordered, pipelined):
+        steps[settings.__name__] = functools.partial(tiled_product, tiles=settings(x))
+    steps |= {"persistent": persistent_product, "copy engine": tma_product, "split K": split_k_product,
+              "stream K": stream_k_product, "hopper": on_hopper}  # fmt: skip
+    return in_turns({name: functools.partial(step, x, weight) for name, step in steps.items()}, 2 * size**3)
+
+
 def plain(rows: int, outer: int, inner: int) -> dict[str, dict]:
     x, weight = random(rows, inner), random(outer, inner) * inner**-0.5
     forms: dict[str, Callable] = {
         "cuBLAS": functools.partial(F.linear, x, weight),
+        "QuACK": functools.partial(quack, x, weight),
+        "portable": functools.partial(tma_product, x, weight),
         "hopper": functools.partial(on_hopper, x, weight),
     }
     return in_turns(forms, 2 * rows * outer * inner)
@@ -86,6 +120,8 @@ def gated(rows: int, columns: int, inner: int) -> dict[str, dict]:
     forms: dict[str, Callable] = {
         "PyTorch": functools.partial(swiglu_in_pytorch, x, weight),
         "torch.compile": functools.partial(compiled(swiglu_in_pytorch), x, weight),
+        "QuACK": functools.partial(quack_gated, x, weight.view(2, columns, inner).transpose(0, 1).reshape_as(weight)),
+        "portable": functools.partial(tma_product, x, weight, gated=True),
         "hopper": functools.partial(on_hopper, x, weight, gated=True),
     }
     return in_turns(forms, 4 * rows * columns * inner)
@@ -115,7 +151,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     torch.manual_seed(0)
     before, table = clocks(), {}
-    rows = {name: functools.partial(plain, *shape) for name, shape in SHAPES.items()}
+    rows = {"8192³, the ladder": functools.partial(ladder, 8192)}
+    rows |= {name: functools.partial(plain, *shape) for name, shape in SHAPES.items()}
     rows["SwiGLU, 8192 × 4096 × 14336"] = functools.partial(gated, *GATED)
     rows |= {f"8 bits, {name}": functools.partial(scaled, *shape) for name, shape in SCALED.items()}
     for name, measure in rows.items():

@@ -1,11 +1,12 @@
 """`python -m course_lib bench sparse`: block lists, a decode step with a window, and chosen keys, in one run.
 
-Three tables in 16-bit floats, medians of repeated runs with the L2 cache flushed before each, in short turns of all
-columns in changing order.
+Three tables in 16-bit floats, in microseconds: medians of repeated runs with the L2 cache flushed before each, in short
+turns of all columns in changing order.
 
-    block lists    beside FlexAttention on the same mask, and full attention over everything: milliseconds
-    a window       one query token against a long paged cache, of which it sees the last keys: microseconds, beside a
-                   cache that holds no more than these keys, and the whole cache
+    block lists    beside FlexAttention on the same mask, and full attention over everything; beside FlashAttention 4
+                   where all tiles are full and its package is installed
+    a window       one query token against a long paged cache, of which it sees the last keys, beside a cache that
+                   holds no more than these keys, and the whole cache; beside FlashInfer, where it is installed
     chosen keys    the indexer's scores, the choice, and attention over the list, beside attention over all keys
 
 Steps of decode and forwards are replayed CUDA graphs. Figures go to sparse.json, in the course's bench folder.
@@ -70,7 +71,12 @@ def timed(prepare: dict[str, Callable[[], Callable]]) -> dict[str, dict]:
         try:
             call = prepared()
             found = call().float().clone()
-        except (RuntimeError, ValueError, AssertionError) as error:  # what this machine or this PyTorch lacks
+        except (
+            RuntimeError,
+            ValueError,
+            AssertionError,
+            ImportError,
+        ) as error:  # what this machine or this PyTorch lacks
             results[name] = {"missing": str(error).strip().splitlines()[0][:120]}
             continue
         reference = found if reference is None else reference
@@ -84,6 +90,23 @@ def timed(prepare: dict[str, Callable[[], Callable]]) -> dict[str, dict]:
     for name, timing in timings.items():
         results[name]["us"] = timing.median * 1e6
     return results
+
+
+def flash_attention_4(flex_mask) -> Callable:
+    """Attention over the full tiles of a mask that has no others."""
+    from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
+    from flash_attn.cute.interface import _flash_attn_fwd
+
+    if flex_mask.kv_num_blocks.any():
+        raise ValueError("the mask has partial tiles, which FlashAttention 4 takes as a function of its own language")
+    lists = BlockSparseTensorsTorch(flex_mask.kv_num_blocks, flex_mask.kv_indices, flex_mask.full_kv_num_blocks,
+                                    flex_mask.full_kv_indices, block_size=(BLOCK, BLOCK))  # fmt: skip
+
+    def attend(*inputs):
+        output, *_ = _flash_attn_fwd(*(tensor.transpose(1, 2) for tensor in inputs), block_sparse_tensors=lists)
+        return output.transpose(1, 2)
+
+    return attend
 
 
 def with_block_lists(mask: Callable, backward: bool) -> dict[str, dict]:
@@ -109,7 +132,10 @@ def with_block_lists(mask: Callable, backward: bool) -> dict[str, dict]:
             [tensor.flatten() for tensor in torch.autograd.grad(output, inputs, gradient, retain_graph=True)]
         )
 
-    results = timed({name: functools.partial(prepared, attend) for name, attend in columns.items()})
+    ready: dict[str, Callable] = {name: functools.partial(prepared, attend) for name, attend in columns.items()}
+    if not backward:
+        ready["FA4"] = lambda: prepared(flash_attention_4(flex_mask))
+    results = timed(ready)
     if not backward:
         results |= timed({"all tiles": lambda: captured(functools.partial(attention, *inputs))})
     return results
@@ -133,12 +159,29 @@ def a_step(query, keys, values, tables, lengths, longest: int, **options) -> Cal
     return lambda: captured(functools.partial(step, **options))
 
 
+def flashinfer_step(query, keys, values, tables, window: int = -1) -> Callable:
+    """FlashInfer's decode over full pages, planned once, as its users do; window: keys before the query's own."""
+    from flashinfer import BatchDecodeWithPagedKVCacheWrapper  # type: ignore[import-not-found]
+
+    batch, blocks = tables.shape
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(
+        torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda"), "HND", use_tensor_cores=True
+    )
+    begins = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * blocks
+    last = torch.full((batch,), PAGE_SIZE, dtype=torch.int32, device="cuda")
+    wrapper.plan(begins, tables.flatten(), last, QUERY_HEADS, KEY_HEADS, HEAD_DIM, PAGE_SIZE, window_left=window,
+                 q_data_type=query.dtype, kv_data_type=keys.dtype)  # fmt: skip
+    return captured(lambda: wrapper.run(query, (keys, values)))
+
+
 def with_a_window(batch: int) -> dict[str, dict]:
     query, keys, values, tables, lengths = paged_cache(batch, CONTEXT)
     last = tables[:, -WINDOW // PAGE_SIZE :].contiguous()
     results = timed({
         "these keys alone": a_step(query, keys, values, last, torch.full_like(lengths, WINDOW), WINDOW),
         "window": a_step(query, keys, values, tables, lengths, WINDOW, window=WINDOW - 1),
+        "FlashInfer, these keys alone": lambda: flashinfer_step(query, keys, values, last),
+        "FlashInfer, window": lambda: flashinfer_step(query, keys, values, tables, WINDOW - 1),
     })  # fmt: skip
     return results | timed({"all keys": a_step(query, keys, values, tables, lengths, CONTEXT)})
 

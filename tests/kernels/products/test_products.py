@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from course_lib.hardware.device import interpreting
 from course_lib.kernels.products.candidates import ProductTiles
 from course_lib.kernels.products.epilogue import product_reference
+from course_lib.kernels.products.naive import naive_product
 from course_lib.kernels.products.persistent import persistent_product
 from course_lib.kernels.products.split_k import split_k_product, splits_for
 from course_lib.kernels.products.stream_k import stream_k_product
@@ -40,6 +41,12 @@ def of_each_step(test):
 def test_any_size_is_right(step, rows, outer, inner, dtype):
     tiles = SMALL if dtype == torch.float32 else UNEVEN
     assert_product_right(step, *inputs(rows, outer, inner, dtype), tiles=tiles)
+
+
+@pytest.mark.parametrize("rows, outer, inner", [(1, 1, 1), (3, 67, 61), (2, 31, 129), (4, 32, 256), (0, 5, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_the_naive_step_is_right_at_any_size(rows, outer, inner, dtype):
+    assert_product_right(naive_product, *inputs(rows, outer, inner, dtype))
 
 
 @of_each_step
