@@ -54,7 +54,7 @@ def in_turns(forms: dict[str, Callable], flops: int) -> dict[str, dict]:
     for name, form in forms.items():
         try:
             found = form()
-        except (RuntimeError, ValueError, ImportError) as error:  # what this machine or this PyTorch lacks
+        except (RuntimeError, ValueError, TypeError, ImportError) as error:  # what this machine or a peer lacks
             results[name] = {"missing": str(error).strip().splitlines()[0][:120]}
             continue
         exact = found if exact is None else exact

@@ -1,10 +1,11 @@
 """`python -m course_lib bench sparse`: block lists, a decode step with a window, and chosen keys, in one run.
 
-Three tables in 16-bit floats, in microseconds: medians of repeated runs with the L2 cache flushed before each, in short
+Four tables in 16-bit floats, in microseconds: medians of repeated runs with the L2 cache flushed before each, in short
 turns of all columns in changing order.
 
     block lists    beside FlexAttention on the same mask, and full attention over everything; beside FlashAttention 4
                    where all tiles are full and its package is installed
+    prefill        at several lengths: all keys, a window, and block lists of as many tiles in every row; making those
     a window       one query token against a long paged cache, of which it sees the last keys, beside a cache that
                    holds no more than these keys, and the whole cache; beside FlashInfer, where it is installed
     chosen keys    the indexer's scores, the choice, and attention over the list, beside attention over all keys
@@ -22,19 +23,20 @@ from course_lib.bench._record import write_record
 from course_lib.bench.attention import LARGEST_DIFFERENCE, clocks, compiled_flex_attention
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import captured
-from course_lib.hardware.timing import measure_together
+from course_lib.hardware.timing import measure, measure_together
 from course_lib.kernels.attention.operator import attention
 from course_lib.kernels.decode.tiles import decode_plan
 from course_lib.kernels.decode.workspace import decode_workspace
 from course_lib.kernels.paged.attention import paged_decode_attention
 from course_lib.kernels.sparse.attention import block_sparse_attention
-from course_lib.kernels.sparse.block_lists import block_lists
+from course_lib.kernels.sparse.block_lists import block_lists, given_block_lists
 from course_lib.kernels.sparse.choose import choose_keys
 from course_lib.kernels.sparse.indexer import index_scores
 from course_lib.kernels.sparse.listed import listed_decode_attention
 
 SECONDS_PER_FIGURE = 0.2
 LENGTH, HEADS, HEAD_DIM, BLOCK = 16384, 16, 128, 128
+LENGTHS, TILES_A_ROW = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536), 16
 QUERY_HEADS, KEY_HEADS, PAGE_SIZE = 32, 8, 16
 CONTEXT, WINDOW, CHOSEN = 131072, 4096, 2048
 INDEX_HEADS = 64
@@ -141,6 +143,27 @@ def with_block_lists(mask: Callable, backward: bool) -> dict[str, dict]:
     return results
 
 
+def with_lengths(length: int) -> dict[str, dict]:
+    """A query tile's own tile of keys, under the diagonal, and 15 drawn ones before it; all where there are fewer."""
+    tiles = length // BLOCK
+    drawn = torch.rand(tiles, tiles, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).tril(-1)
+    earlier = drawn.topk(min(TILES_A_ROW - 1, tiles)).indices
+    counts = torch.arange(tiles, device="cuda").clamp(max=earlier.shape[1])[None, None]
+    own = torch.ones_like(counts), torch.arange(tiles, device="cuda")[None, None, :, None]
+    make = functools.partial(given_block_lists, (counts, earlier[None, None]), own, causal(), query_length=length,
+                             key_length=length)  # fmt: skip
+    lists = make()
+    inputs = [torch.randn(1, HEADS, length, HEAD_DIM, device="cuda", dtype=sixteen_bits()) for _ in range(3)]
+    results: dict[str, dict] = {}
+    for name, call in {
+        "all keys": functools.partial(attention, *inputs, causal=True),
+        f"a window of {WINDOW // 4:,}": functools.partial(attention, *inputs, causal=True, window=WINDOW // 4 - 1),
+        f"{TILES_A_ROW} tiles a row": functools.partial(block_sparse_attention, *inputs, lists),
+    }.items():
+        results |= timed({name: functools.partial(captured, call)})
+    return results | {"their lists": {"us": measure(make, warmup=1, repeats=5).median * 1e6}}
+
+
 def paged_cache(batch: int, context: int):
     """(query, key pages, value pages, tables, lengths): pages in random order, full."""
     blocks = context // PAGE_SIZE
@@ -208,6 +231,8 @@ def measured_tables():
     for name, mask in MASKS.items():
         yield f"{name}, forward", with_block_lists(mask(), backward=False)
         yield f"{name}, backward", with_block_lists(mask(), backward=True)
+    for length in LENGTHS:
+        yield f"prefill, {length:,} tokens", with_lengths(length)
     for batch in (1, 64):
         yield f"decode, batch {batch}, window {WINDOW:,} of {CONTEXT:,}", with_a_window(batch)
     for batch, context in ((1, 8192), (1, 32_768), (1, CONTEXT), (1, 4 * CONTEXT), (16, CONTEXT)):

@@ -64,14 +64,14 @@ class Row:
         return [tensor.requires_grad_(self.backward) for tensor in made]
 
 
-SHAPES = {  # batch, query heads, KV heads, head dimension: the lengths, the windows
-    (1, 16, 8, 256): ((4096, 8192, 16384, 27648, 65536), (1024, None)),
-    (1, 8, 8, 64): ((512, 1024, 4096, 16384), (64, None)),
-    (1, 16, 16, 128): ((4096, 16384, 65536), (128, 512, 1024, 4096, None)),
+SHAPES = {  # batch, query heads, KV heads, head dimension: the lengths, the windows, after the causal row
+    (1, 16, 8, 256): ((4096, 8192, 16384, 27648, 65536), (None, 1024)),
+    (1, 8, 8, 64): ((512, 1024, 4096, 16384), (None, 64)),
+    (1, 16, 16, 128): ((4096, 16384, 65536), (None, 128, 512, 1024, 4096)),
 }
 ROWS = [Row(*shape, length, window)
         for shape, (lengths, windows) in SHAPES.items() for length in lengths for window in windows]  # fmt: skip
-ROWS += [Row(4, 16, 16, 64, 16384, window, backward) for backward in (False, True) for window in (1024, None)]
+ROWS += [Row(4, 16, 16, 64, 16384, window, backward) for backward in (False, True) for window in (None, 1024)]
 
 
 @functools.cache
@@ -161,15 +161,12 @@ def against_its_tiles(row: Row, table: dict) -> float | None:
     return (times[0] / times[1]) / (row.tiles / causal.tiles)
 
 
-def print_table(table: dict) -> None:
-    print(f"\n{'ms':<44}" + "".join(f"{name:>12}" for name in COLUMNS) + f"{'over tiles':>12}")
-    for row in ROWS:
-        if row.name not in table:
-            continue
-        results, share = table[row.name], against_its_tiles(row, table)
-        cells = [f"{results[name]['ms']:.3f}" if "ms" in results[name] else "–" for name in COLUMNS]
-        cells.append("–" if share is None else f"{share:.2f}")
-        print(f"{row.name:<44}" + "".join(f"{cell:>12}" for cell in cells))
+def line_of(row: Row, table: dict) -> str:
+    """A row of the printed table."""
+    results, share = table[row.name], against_its_tiles(row, table)
+    cells = [f"{results[name]['ms']:.3f}" if "ms" in results[name] else "–" for name in COLUMNS]
+    cells.append("–" if share is None else f"{share:.2f}")
+    return f"{row.name:<44}" + "".join(f"{cell:>12}" for cell in cells)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -180,17 +177,17 @@ def main(arguments: list[str] | None = None) -> int:
     warnings.filterwarnings("ignore", module="torch")
     torch.manual_seed(0)
     before, table = clocks(), {}
+    print(f"\n{'ms':<44}" + "".join(f"{name:>12}" for name in COLUMNS) + f"{'over tiles':>12}")
     for row in ROWS:
         # torch.compile gives up on a function that it compiled for eight shapes: every row starts anew.
         torch.compiler.reset()
         compiled_flex_attention.cache_clear()
         table[row.name] = measure_row(row)
-        missing = {result["missing"] for result in table[row.name].values() if "missing" in result}
-        for why in sorted(missing):
-            print(f"{row.name}: no figure: {why}", flush=True)
+        print(line_of(row, table), flush=True)
+        for why in sorted({result["missing"] for result in table[row.name].values() if "missing" in result}):
+            print(f"    no figure: {why}", flush=True)
         block_mask.cache_clear()
         torch.cuda.empty_cache()
-    print_table(table)
     rows = [dataclasses.asdict(row) | {"name": row.name, "results": table[row.name]} for row in ROWS]
     write_record("windows", before, rows=rows)
     return 0
