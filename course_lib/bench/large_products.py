@@ -3,6 +3,7 @@
     ladder     8192³ by each step from the naive product to Gluon on Hopper
     plain      x · weightᵀ at three cubes, and Llama-3.1-8B's four weights for 16,384 tokens
     SwiGLU     the gate's product, up's, and silu(gate) · up, in one kernel; torch.compile makes two of it
+    MLP        Linear, GELU, Linear, narrow and for many rows: as two kernels, and as one
     8 bits     e4m3 with a scale for each block, beside PyTorch's `_scaled_mm` with the same scales
 
 QuACK is a column where its package is installed. 16-bit numbers, normal inputs; all columns of a row in turns
@@ -22,6 +23,7 @@ from course_lib.bench.attention import clocks
 from course_lib.bench.fused import compiled, random
 from course_lib.hardware.device import machine
 from course_lib.hardware.timing import measure_together
+from course_lib.kernels.products.fused_mlp import fused_mlp
 from course_lib.kernels.products.naive import naive_product
 from course_lib.kernels.products.persistent import persistent_product
 from course_lib.kernels.products.split_k import split_k_product
@@ -42,6 +44,7 @@ SHAPES = {  # rows, outer, inner
     "down": (TOKENS, 4096, 14_336),
 }
 GATED = (8192, 14_336, 4096)  # rows, columns, inner
+NARROW = {"128": (2**20, 128, 512), "256": (2**20, 256, 1024)}  # rows, width, hidden
 SCALED = {"4096 × 7168 × 16384": (4096, 7168, 16_384), "8192³": (8192, 8192, 8192)}
 BLOCK = 128
 
@@ -127,6 +130,22 @@ def gated(rows: int, columns: int, inner: int) -> dict[str, dict]:
     return in_turns(forms, 4 * rows * columns * inner)
 
 
+def mlp_in_pytorch(x, first, second):
+    return F.linear(F.gelu(F.linear(x, first), approximate="tanh"), second)
+
+
+def mlp_in_two(x, first, second):
+    return on_hopper(on_hopper(x, first, activation="gelu_tanh"), second)
+
+
+def narrow_mlp(rows: int, width: int, hidden: int) -> dict[str, dict]:
+    x, first, second = random(rows, width), random(hidden, width) * width**-0.5, random(width, hidden) * hidden**-0.5
+    forms = {"PyTorch": mlp_in_pytorch, "torch.compile": compiled(mlp_in_pytorch), "two kernels": mlp_in_two,
+             "one kernel": functools.partial(fused_mlp, activation="gelu_tanh")}  # fmt: skip
+    return in_turns({name: functools.partial(form, x, first, second) for name, form in forms.items()},
+                    4 * rows * width * hidden)  # fmt: skip
+
+
 def scaled(rows: int, outer: int, inner: int) -> dict[str, dict]:
     x, weight = (random(size, inner).to(torch.float8_e4m3fn) for size in (rows, outer))
     x_scales = torch.rand(rows, inner // BLOCK, device=x.device) + 0.5
@@ -154,6 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
     rows = {"8192³, the ladder": functools.partial(ladder, 8192)}
     rows |= {name: functools.partial(plain, *shape) for name, shape in SHAPES.items()}
     rows["SwiGLU, 8192 × 4096 × 14336"] = functools.partial(gated, *GATED)
+    rows |= {f"MLP of width {width}": functools.partial(narrow_mlp, *shape) for width, shape in NARROW.items()}
     rows |= {f"8 bits, {name}": functools.partial(scaled, *shape) for name, shape in SCALED.items()}
     for name, measure in rows.items():
         table[name] = results = measure()
