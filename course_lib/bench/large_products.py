@@ -140,10 +140,14 @@ def mlp_in_two(x, first, second):
 
 def narrow_mlp(rows: int, width: int, hidden: int) -> dict[str, dict]:
     x, first, second = random(rows, width), random(hidden, width) * width**-0.5, random(width, hidden) * hidden**-0.5
-    forms: dict[str, Callable] = {"PyTorch": mlp_in_pytorch, "torch.compile": compiled(mlp_in_pytorch), "two kernels": mlp_in_two,
-             "one kernel": functools.partial(fused_mlp, activation="gelu_tanh")}  # fmt: skip
-    return in_turns({name: functools.partial(form, x, first, second) for name, form in forms.items()},
-                    4 * rows * width * hidden)  # fmt: skip
+    forms: dict[str, Callable] = {
+        "PyTorch": mlp_in_pytorch,
+        "torch.compile": compiled(mlp_in_pytorch),
+        "two kernels": mlp_in_two,
+        "one kernel": functools.partial(fused_mlp, activation="gelu_tanh"),
+    }
+    ready = {name: functools.partial(form, x, first, second) for name, form in forms.items()}
+    return in_turns(ready, 4 * rows * width * hidden)
 
 
 def scaled(rows: int, outer: int, inner: int) -> dict[str, dict]:
