@@ -10,8 +10,8 @@ logits, which come from a product before this; here a few for each logit. At 128
 is half a megaFLOP, where eight experts with 768 hidden numbers do 75.
 
 Without a bias the order of the scores is that of the logits. So the logits choose: of a softmax in float32, all that
-lie more than 104 below the largest are 0 and no longer differ. Weights of the sigmoid kind are a softmax of log σ(logits),
-which is the same quotient, and stays one where every σ is too small for a number.
+lie more than 104 below the largest are 0 and no longer differ. Weights of the sigmoid kind are a softmax of
+log σ(logits), which is the same quotient, and stays one where every σ is too small for a number.
 
 The bias has no gradient. `balanced` moves it after each step, towards experts with less work than others, so that no
 second loss pulls at the weights.
