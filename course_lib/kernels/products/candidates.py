@@ -19,7 +19,10 @@ from course_lib.kernels.common.signatures import KINDS, signature_of
 from course_lib.kernels.common.tiles import SHARED_MEMORY_RESERVE
 
 # Multiples of 16 in a model.
-EVEN = ("columns", "inner", "x_stride", "weight_stride", "out_stride", "residual_stride", "expert_stride")
+EVEN = (
+    "columns", "outer", "inner", "x_stride", "weight_stride", "out_stride", "residual_stride", "expert_stride",
+    "rows_stride", "outer_stride", "inner_stride",
+)  # fmt: skip
 MATRIX_INSTRUCTION = {80: "mma.sync", 90: "wgmma", 100: "tcgen05"}
 LEAST_ROWS_OF_A_WARP_GROUP = 64  # with fewer, sm_90 and sm_100 multiply by mma.sync
 
