@@ -18,8 +18,13 @@ from course_lib.kernels.common.machine import architecture_of
 from course_lib.kernels.common.signatures import KINDS, signature_of
 from course_lib.kernels.common.tiles import SHARED_MEMORY_RESERVE
 
-EVEN = ("columns", "inner", "x_stride", "weight_stride", "out_stride", "residual_stride")  # multiples of 16 in a model
+# Multiples of 16 in a model.
+EVEN = (
+    "columns", "outer", "inner", "x_stride", "weight_stride", "out_stride", "residual_stride", "expert_stride",
+    "rows_stride", "outer_stride", "inner_stride",
+)  # fmt: skip
 MATRIX_INSTRUCTION = {80: "mma.sync", 90: "wgmma", 100: "tcgen05"}
+LEAST_ROWS_OF_A_WARP_GROUP = 64  # with fewer, sm_90 and sm_100 multiply by mma.sync
 
 
 class ProductTiles(NamedTuple):
@@ -95,15 +100,22 @@ def tiles_for(x: torch.Tensor, parts: bool = False) -> ProductTiles:
     return candidates(architecture_of(x.device), x.dtype, parts)[0]
 
 
-def product_cases(kernel, constants=None, types=None, archs=(75, 80, 90, 100), parts=False) -> list[CompileCase]:
-    """A kernel's cases for the gate, in 16 bits with even sizes, and in float32; constants and types: its own ones."""
+def product_cases(
+    kernel, constants=None, types=None, archs=(75, 80, 90, 100), parts=False, tiles_of=None
+) -> list[CompileCase]:
+    """A kernel's cases for the gate, in 16 bits with even sizes, and in float32; constants and types: its own ones.
+
+    tiles_of: `tiles_of(arch, dtype)`, where they are not the best candidate.
+    """
     cases = []
     sixteen_bits = [(arch, torch.bfloat16 if arch >= 80 else torch.float16) for arch in archs]
     for arch, dtype in [*sixteen_bits, *((arch, torch.float32) for arch in archs if arch == 80)]:
         matrix = None if dtype == torch.float32 else MATRIX_INSTRUCTION.get(arch)
         given = {name: None for name in constants or {} if not name.isupper()}
         signature = signature_of(kernel, KINDS[dtype], **given, **(types or {}))
-        tiles = candidates(arch, dtype, parts)[0]
+        tiles = tiles_of(arch, dtype) if tiles_of else candidates(arch, dtype, parts)[0]
+        if matrix is not None and tiles.rows < LEAST_ROWS_OF_A_WARP_GROUP:
+            matrix = "mma.sync"
         cases.append(CompileCase(
             kernel, signature, {**tiles.blocks(), **(constants or {})}, tiles.warps, tiles.stages, archs=(arch,),
             instruction=matrix, label=f"{KINDS[dtype]} {tuple(tiles)}",
