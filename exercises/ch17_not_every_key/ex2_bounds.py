@@ -8,6 +8,11 @@ from course_lib.checker.specification.contract import Contract, Level
 FAR = 2**40
 TILE_BY_TILE = "it goes through tiles, keys or queries one by one"
 OUT_OF_ORDER = "not in order"
+NOT_IN_ORDER = (
+    "The four numbers are not in order: begin ≤ whole_begin ≤ whole_end ≤ end. If no tile is whole, or none is "
+    "visited, the ends computed from the keys may cross. Limit whole_begin and whole_end to begin … end, keep "
+    "whole_end at least whole_begin, and set end = begin if no query sees a key."
+)
 
 # The driver is sent to the worker by its source alone, so it stands by itself.
 
@@ -121,6 +126,10 @@ LEFT, RIGHT = "max(0, first - before)", "min(key_length, last + after + 1)"
 ALL_LEFT, ALL_RIGHT = "max(0, last - before)", "min(key_length, first + after + 1)"
 EMPTY, WHOLE_END, NO_AFTER = "if left >= right", "all_right // block", "key_length if after is None else"
 FALSE_BEFORE, FALSE_AFTER = ("before is None", "not before"), ("after is None", "not after")
+ORDERED_BEGIN, ORDERED_END = "min(max(whole_begin, begin), end)", "min(max(whole_end, whole_begin), end)"
+BEGIN_LEFT, BEGIN_AT_LEAST = (ORDERED_BEGIN, "whole_begin"), (ORDERED_BEGIN, "max(begin, min(whole_begin, end))")
+END_LEFT, END_AT_LEAST = (ORDERED_END, "whole_end"), (ORDERED_END, "max(whole_begin, min(whole_end, end))")
+NOTHING_SEEN = (EMPTY, "if False")
 CHANGES = (
     *edits("", as_short_as_it_can_be=("max(whole_begin, begin)", "whole_begin",
         "min(max(whole_end, whole_begin), end)", "max(whole_end, whole_begin)")),
@@ -207,7 +216,14 @@ CHANGES = (
     *edits("`whole_end` and `end` are the numbers of the last tiles. They must be one more: the last visited tile is "
         "end - 1.",
         last_tile_included=("return begin, whole_begin, whole_end, end",
-        "return begin, whole_begin, max(whole_begin, whole_end - 1), max(begin, end - 1)")),
+        "return begin, whole_begin, max(whole_begin, whole_end - 1), max(begin, end - 1)"),
+        last_tile_included__everywhere=("return begin, whole_begin, whole_end, end",
+        "return begin, whole_begin, whole_end - 1, end - 1")),
+    *edits(NOT_IN_ORDER,  # the last, so that beside another error it is told as the second
+        out_of_order=(*BEGIN_LEFT, *END_LEFT), out_of_order__begin=BEGIN_LEFT, out_of_order__end=END_LEFT,
+        out_of_order__begin_alone=(*BEGIN_LEFT, *END_AT_LEAST), out_of_order__nothing_seen=NOTHING_SEEN,
+        out_of_order__nothing_seen_at_least=(*BEGIN_AT_LEAST, *END_AT_LEAST, *NOTHING_SEEN),
+        out_of_order__nowhere=(*BEGIN_LEFT, *END_LEFT, *NOTHING_SEEN)),
 )  # fmt: skip
 
 EXERCISE = Exercise(
@@ -217,9 +233,7 @@ EXERCISE = Exercise(
         Mistake("tile_by_tile", "A loop goes through tiles, keys or queries one by one, and there may be 2⁴⁰ of them. "
             "Find the ends of the two ranges of keys, and compute the four numbers from them by division.", first=True,
             when=lambda case, seen, got: seen.error is not None and TILE_BY_TILE in seen.error.text),
-        Mistake("out_of_order", "The four numbers are not in order: begin ≤ whole_begin ≤ whole_end ≤ end. If no tile "
-            "is whole, or none is visited, the ends computed from the keys may cross. Limit whole_begin and whole_end "
-            "to begin … end, keep whole_end at least whole_begin, and set end = begin if no query sees a key.",
+        Mistake("out_of_order", NOT_IN_ORDER,
             when=lambda case, seen, got: isinstance(got, dict) and got.get("visited") == OUT_OF_ORDER),
     ),
     hints=(

@@ -9,19 +9,18 @@ import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Moves, ReadByKernels
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.edits import edits, model_of
+from course_lib.checker.specification.edits import edits, model_of, without
 from course_lib.checker.specification.layouts import contiguous, unit_last
 from course_lib.checker.specification.requirements import Requirement
+from exercises.ch17_not_every_key.window_slips import BLOCK, WINDOW, between
 from exercises.topics import attention as forms
-from exercises.topics import attention_sentences as told
 from exercises.topics import attention_steps as steps
 from exercises.topics.attention_inputs import WITH_16_BITS, fits, ordinary
-from exercises.topics.attention_steps import GUARD, accumulated, divided, scored
+from exercises.topics.attention_steps import accumulated, divided, scored
 from exercises.topics.pointers import load, put
 from exercises.topics.pytorch_operations import ARITHMETIC
-from exercises.topics.running import START_MAX, start
+from exercises.topics.running import start
 
-BLOCK = 64  # queries and keys of a tile
 INF, NAN = math.inf, math.nan
 
 
@@ -182,73 +181,16 @@ def window_bytes(query, key, value, window):
     return 2 * query[..., 0, 0].numel() * rows * query.shape[3] * query.element_size()
 
 
-OFFSET, LOWER, CAUSAL = "+ key_length - query_length", "keys > positions - window", "keys <= positions"
-BEGIN = f"(first_query {OFFSET} - window + 1).clamp(min=0) // BLOCK * BLOCK"
-END, POSITIONS = f"torch.minimum(torch.tensor(key_length), first_query + BLOCK {OFFSET})", f"rows {OFFSET}"
-SEES = "A query at position p sees the keys p - window + 1 to p. These are `window` keys, its own included."
-TENSORS, AXES, SHARED = ("query", "key", "value"), ("sequence", "head", "row"), "head // (query_heads // key_heads)"
-
 CHANGES = (
-    *edits(f"The window is one key too wide. {SEES}", window_too_wide=(LOWER, "keys >= positions - window"),
-        window_too_wide__begin_too=(LOWER, "keys >= positions - window", "- window + 1)", "- window)")),
-    *edits(f"The window is one key too narrow. {SEES}", window_too_narrow=(LOWER, "keys > positions - window + 1"),
-        window_too_narrow__begin_too=(LOWER, "keys > positions - window + 1", "- window + 1)", "- window + 2)")),
-    *edits("Tiles are loaded although no query of the program sees a key of them. A mask is not enough, because 0 · "
-        "NaN is NaN. Begin the loop at the tile of the first key that the program's first query sees.",
-        tiles_loaded_in_vain=(BEGIN, "torch.zeros_like(first_query)")),
-    *edits("The window is ignored: this is plain causal attention.",
-        no_window=(BEGIN, "torch.zeros_like(first_query)", LOWER, "keys >= 0")),
-    *edits("Tiles before the window are skipped, but in the tiles that are loaded no key before the window is masked. "
-        "The keys up to p - window must be hidden from the query at p.", window_edge_not_masked=(LOWER, "keys >= 0")),
-    *edits("A query sees keys after its own: the causal side is not masked.", no_causal_mask=(CAUSAL, "keys >= 0")),
-    *edits(told.OFF_BY_ONE, causal_off_by_one=(CAUSAL, "keys < positions")),
-    *edits(told.NEXT_KEY, sees_the_next_key=(CAUSAL, "keys <= positions + 1")),
-    *edits(told.MISALIGNED, misaligned=(OFFSET, ""), misaligned__mask=(POSITIONS, "rows + 0")),
-    *edits("The loop begins too early or ends too soon: query 0 stands at position key_length - query_length. Add that "
-        "to the first query in both ends of the loop.", bounds_misaligned=(BEGIN, BEGIN.replace(OFFSET, ""), END,
-        END.replace(OFFSET, "")), bounds_misaligned__end=(END, END.replace(OFFSET, ""))),
-    *edits("The loop begins too late. It must begin at the tile of the first key that the program's first query sees.",
-        begins_too_late=("- window + 1)", "- window + BLOCK)"), begins_too_late__rounded_up=(
-        BEGIN, f"-(-(first_query {OFFSET} - window + 1).clamp(min=0) // BLOCK) * BLOCK")),
-    *edits("The loop ends too soon. It must include the tile of the key at the position of the program's last query.",
-        ends_too_soon=(f"first_query + BLOCK {OFFSET}", f"first_query {OFFSET}")),
-    *edits("A row may see no key of the first tile. Its maximum is then still -inf, and -inf - (-inf) is NaN. In such "
-        "a row subtract 0 instead of the maximum.", empty_tile_nan=(GUARD, "new_max")),
-    *edits("Query heads read the wrong key head. Query head h reads key head h // (query_heads // key_heads).",
-        wrong_key_head=(SHARED, "head % key_heads"), wrong_key_head__the_first=(SHARED, "head * 0")),
-    *edits("Only the first heads, sequences or tiles of queries have a result. The grid must have tiles of queries · "
-        "query_heads · batch programs.",
-        not_all_programs=("torch.arange(query_heads)", "torch.arange(key_heads)"),
-        not_all_programs__sequences=("torch.arange(batch)", "torch.arange(1)"),
-        not_all_programs__tiles=("-(-query_length // BLOCK)", "min(4, -(-query_length // BLOCK))")),
-    *edits("A window wider than a fixed number of keys or tiles is cut to it.",
-        **{f"window_cut__{most}": tuple(part for line in (BEGIN, LOWER)
-                                        for part in (line, line.replace("window", f"min(window, {most})")))
-           for most in (128, 256)},
-        window_cut__steps=(BEGIN, f"torch.maximum({BEGIN}, first_query {OFFSET} - 8 * BLOCK)")),
-    *edits("The last, partly filled tile of queries was never computed. Round the grid up: triton.cdiv(query_length, "
-        "BLOCK_M).", query_tail_unwritten=("-(-query_length // BLOCK)", "query_length // BLOCK"),
-        query_tail_unwritten__but_one_tile=("-(-query_length // BLOCK)", "max(1, query_length // BLOCK)")),
-    *edits(told.KEYS_AS_VALUES, keys_used_as_values=("visible, value_tile", "visible, key_tile")),
-    *(row for name in TENSORS for axis, of in enumerate(AXES) for row in edits(
-        f"`{name}` is read as if each {of} began where the one before ends, or as if all began at the first one. Each "
-        f"begins {name}.stride({axis}) elements after the one before.", **{
-        f"strides__{name}_{of}": (f"{name}.stride({axis})", "*".join(f"{name}.shape[{n}]" for n in range(axis + 1, 4))),
-        f"strides__{name}_{of}_forgotten": (f"{name}.stride({axis})", "0")})),
-    *edits("One tensor is read or written with the strides of another. Each has its own.",
-        strides_of_another=("value.stride", "key.stride"), strides_of_another__out=("output.stride", "query.stride")),
-    *edits("The running maximum starts at a finite number, but all scores of a row may be lower. Start it at -inf.",
-        **{f"maximum_starts_finite__{to}": (START_MAX, f"torch.full(shape, -{to}")
-           for to in ("1e4", "5e4", "1e9", "1e30")}),
-    *edits("", unguarded=(steps.DIVISOR, "running_sum")),
-    *steps.SCALE, *steps.BASE_2, *steps.MIXED_BASES, *steps.NARROW, *steps.HIDDEN, *steps.FINISHED, *steps.STEP,
+    *WINDOW, *edits("", unguarded=(steps.DIVISOR, "running_sum")), *without(steps.SCALE, "scale_twice"),
+    *steps.BASE_2, *steps.MIXED_BASES, *steps.NARROW, *steps.HIDDEN, *steps.FINISHED, *steps.STEP,
 )  # fmt: skip
 
 EXERCISE = Exercise(
     id="17.3", title="A kernel with a bounded loop", entries=("window_attention",), cases=window_cases,
     oracle=with_a_window(forms.in_a_kernel), contracts=(CONTRACT,),
     plain=tuple(with_a_window(getattr(forms, f"{how}_in_a_kernel")) for how in ("prescaled", "rounded", "normalised")),
-    models=(model_of(window_attention, CHANGES, (start, scored, accumulated, divided), most_pairs=60),),
+    models=(model_of(window_attention, CHANGES, (start, scored, accumulated, divided), (between,), most_pairs=60),),
     needs=TRITON, uses_dot=True,
     requirements=(
         LaunchesTriton(at_most=1), Moves(window_bytes, slack=1.1), ReadByKernels((1, 2)), BoundedLoop(),

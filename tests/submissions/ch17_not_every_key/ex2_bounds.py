@@ -1,6 +1,6 @@
 """Wrong answers to exercise 17.2, and unusual right ones."""
 
-from tests.submissions.edits import changed
+from tests.submissions.edits import changed, edited
 
 START, STOP = "max(0, left_query - before)", "min(key_length, right_query + after + 1)"
 BEGIN, END, EMPTY = "begin = start // block", "-(-stop // block)", " if start < stop else begin"
@@ -17,7 +17,32 @@ def end_from(keys):
     return wrong((END, keys))
 
 
+# Another's cell, which computes all four numbers from the keys and brings them into order at the end.
+ANOTHER = """# Exercise 17.2 · The tiles that a tile visits
+def key_tiles(first, last, key_length, before, after, block):
+    lo = 0 if before is None else max(0, first - before)
+    hi = key_length if after is None else min(key_length, last + after + 1)
+    all_lo = 0 if before is None else max(0, last - before)
+    all_hi = key_length if after is None else min(key_length, first + after + 1)
+    begin, end = lo // block, (hi + block - 1) // block
+    whole_begin, whole_end = (all_lo + block - 1) // block, all_hi // block
+    if lo >= hi:
+        end = begin
+    whole_begin = max(begin, min(whole_begin, end))
+    whole_end = max(whole_begin, min(whole_end, end))
+    return begin, whole_begin, whole_end, end
+"""
+ORDERED = """    whole_begin = max(begin, min(whole_begin, end))
+    whole_end = max(whole_begin, min(whole_end, end))
+"""
+
 WRONG = {
+    # Two errors: the numbers are not in order either, which is told as the second.
+    "own_key_missing__and_out_of_order": edited(ANOTHER, ("after + 1", "after"), (ORDERED, "")),
+    "whole_from_the_first__and_out_of_order": edited(ANOTHER, ("last - before", "first - before"),
+        (ORDERED, ORDERED.splitlines(True)[1])),
+    "end_rounded_down__and_out_of_order": edited(ANOTHER, ("(hi + block - 1) // block", "hi // block"),
+        ("    if lo >= hi:\n        end = begin\n", "")),
     # hf#39408, zml#763, mlx-lm#390: the window's number of keys, or one less.
     "window_too_long": wrong((START, "max(0, left_query - before - 1)")),
     "window_too_short": wrong((START, "max(0, left_query - before + 1)")),
@@ -87,6 +112,7 @@ def key_tiles(first, last, key_length, before, after, block):
 }
 
 UNUSUAL = {
+    "in order at the end": ANOTHER,
     "infinities for no bound": """# Exercise 17.2 · The tiles that a tile visits
 def key_tiles(first, last, key_length, before, after, block):
     before = math.inf if before is None else before

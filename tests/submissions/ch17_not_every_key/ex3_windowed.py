@@ -1,6 +1,6 @@
 """Wrong answers to exercise 17.3, and unusual right ones."""
 
-from tests.submissions.edits import changed, in_tf32
+from tests.submissions.edits import changed, edited, in_tf32
 
 BEGIN = "tl.maximum(first_query + key_length - query_length - window + 1, 0) // BLOCK_N * BLOCK_N"
 END = "tl.minimum(key_length, first_query + BLOCK_M + key_length - query_length)"
@@ -28,7 +28,67 @@ def tested(source):
     return head + "    for first_key in range(0, end, BLOCK_N):\n        if first_key >= begin:\n" + inner + behind
 
 
+# Another's cell: three loops, of which the one in the middle has no mask.
+THREE_LOOPS = """# Exercise 17.3 · A kernel with a bounded loop
+@triton.jit
+def step(q, k_base, v_base, skl, svl, start, pos, keys, window, scale, m, l, acc, N: tl.constexpr, MASK: tl.constexpr):
+    n, d = start + tl.arange(0, N), tl.arange(0, acc.shape[1])
+    k = tl.load(k_base + n[:, None] * skl + d[None, :], mask=n[:, None] < keys, other=0.0)
+    s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if MASK:
+        seen = (n[None, :] <= pos[:, None]) & (n[None, :] > pos[:, None] - window) & (n[None, :] < keys)
+        s = tl.where(seen, s, float("-inf"))
+    new = tl.maximum(m, tl.max(s, 1))
+    safe = tl.where(new == float("-inf"), 0.0, new)
+    p, old = tl.exp2(s - safe[:, None]), tl.exp2(m - safe)
+    v = tl.load(v_base + n[:, None] * svl + d[None, :], mask=n[:, None] < keys, other=0.0)
+    return new, l * old + tl.sum(p, 1), acc * old[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+
+
+@triton.jit
+def window_kernel(
+    Q, K, V, O, sqb, sqh, sql, skb, skh, skl, svb, svh, svl, sob, soh, sol, queries, keys, window, scale,
+    GROUP: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):
+    first, h, b = tl.program_id(0) * M, tl.program_id(1), tl.program_id(2)
+    rows, d = first + tl.arange(0, M), tl.arange(0, D)
+    pos = rows + keys - queries
+    there = rows[:, None] < queries
+    q = tl.load(Q + b * sqb + h * sqh + rows[:, None] * sql + d[None, :], mask=there, other=0.0)
+    k_base = K + b * skb + h // GROUP * skh
+    v_base = V + b * svb + h // GROUP * svh
+    p0 = first + keys - queries
+    p1 = p0 + M - 1
+    begin = tl.maximum(0, p0 - window + 1) // N * N
+    end = tl.minimum(keys, p1 + 1)
+    whole_begin = tl.minimum(tl.cdiv(tl.maximum(0, p1 - window + 1), N), tl.cdiv(end, N)) * N
+    whole_end = tl.maximum((p0 + 1) // N * N, whole_begin)
+    m, l, acc = tl.full([M], float("-inf"), tl.float32), tl.zeros([M], tl.float32), tl.zeros([M, D], tl.float32)
+    for start in range(begin, whole_begin, N):
+        m, l, acc = step(q, k_base, v_base, skl, svl, start, pos, keys, window, scale, m, l, acc, N, True)
+    for start in range(whole_begin, whole_end, N):
+        m, l, acc = step(q, k_base, v_base, skl, svl, start, pos, keys, window, scale, m, l, acc, N, False)
+    for start in range(whole_end, end, N):
+        m, l, acc = step(q, k_base, v_base, skl, svl, start, pos, keys, window, scale, m, l, acc, N, True)
+    out = (acc / l[:, None]).to(O.dtype.element_ty)
+    tl.store(O + b * sob + h * soh + rows[:, None] * sol + d[None, :], out, mask=there)
+
+
+def window_attention(query, key, value, window):
+    batch, heads, queries, head_dim = query.shape
+    key_heads, keys = key.shape[1:3]
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    window_kernel[(triton.cdiv(queries, 64), heads, batch)](
+        query, key, value, output, *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3],
+        queries, keys, window, math.log2(math.e) / math.sqrt(head_dim), GROUP=heads // key_heads, D=head_dim, M=64, N=64
+    )
+    return output
+"""
+
 WRONG = {
+    "counted_twice": edited(THREE_LOOPS, ("tl.maximum((p0 + 1) // N * N, whole_begin)", "(p0 + 1) // N * N")),
+    "whole_from_the_first": edited(THREE_LOOPS, ("p1 - window + 1", "p0 - window + 1")),
+    "scale_twice__and_natural": edited(THREE_LOOPS, ("math.log2(math.e) / math.sqrt(head_dim)", "1 / head_dim")),
     # Three levels: the mask alone (vllm-project/vllm#49588), a test for each tile (sgl-project/sglang#39769,
     # vllm-project/vllm#50776), and the bounded loop, which is asked for.
     "tiles_loaded_in_vain": kernel(*FROM_0),
@@ -153,6 +213,7 @@ def window_attention(query, key, value, window):
 """
 
 UNUSUAL = {
+    "three loops, of which one has no mask": THREE_LOOPS,
     "tl.dot in tf32": in_tf32("17.3"),
     "a loop that begins at the window's edge": kernel(" // BLOCK_N * BLOCK_N", ""),
     "loads masked by the window too": kernel(
