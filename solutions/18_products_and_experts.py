@@ -1,0 +1,177 @@
+# %% [markdown]
+# # 18 · Matrix products, fused MLPs and a mixture of experts
+#
+# **The question.** How much of a product's work is done for nobody?
+
+# %%
+# course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
+from course_lib import (
+    check, default_device, hint, interpreting, machine, measured, predict, progress, self_check, solution
+)
+
+import math
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from course_lib.hardware.units import format_bytes, format_seconds
+
+device = default_device()
+on_gpu = not interpreting()
+
+# %% [markdown]
+# ## A router: which experts, and how much of each
+#
+# In a *mixture of experts* a layer has many MLPs instead of one. They are called *experts*, and a token goes through
+# only $k$ of them. Mixtral has 8 experts and $k = 2$, Qwen3-30B has 128 and $k = 8$, and DeepSeek-V3 has 256 and
+# $k = 8$. So the layer has the weights of all experts, but a token costs the FLOPs of $k$.
+#
+# A small linear layer, the *router*, gives each token one number for each expert, its *logits*. From these numbers two
+# things follow: which $k$ experts the token goes to, and by which weights their results are added. Models do this in
+# three ways, and the names of the ways hardly tell them apart.
+#
+# Take one token, four experts, $k = 2$ and the logits 2, 1, 0 and −1. Their softmax is 0.644, 0.237, 0.087 and 0.032.
+#
+# 1. **"softmax"** (OLMoE). Keep the two largest as they are: 0.644 and 0.237. They add up to 0.881, not to 1.
+# 2. **"renormalised"** (Mixtral, Qwen3). Divide them by their sum: 0.731 and 0.269. A softmax over the two chosen
+#    logits alone gives the same: the sum over all experts cancels.
+# 3. **"sigmoid"** (DeepSeek-V3). Each expert is scored by itself: sigmoid gives 0.881, 0.731, 0.500 and 0.269. To these
+#    a *bias* is added that the router has learnt for each expert, and the two largest sums are chosen. The weights come
+#    from the scores *without* the bias. With the bias 0, 0, 0.3 and 0 the sums are 0.881, 0.731, 0.800 and 0.269. So
+#    experts 0 and 2 are chosen. Their scores 0.881 and 0.500 are divided by their sum, 1.381, which gives 0.638 and
+#    0.362. DeepSeek-V3 multiplies that by a scale of 2.5.
+#
+# The next cell computes all three.
+
+# %%
+logits, router_bias = torch.tensor([2.0, 1.0, 0.0, -1.0]), torch.tensor([0.0, 0.0, 0.3, 0.0])
+
+
+def shown(numbers):
+    return "  ".join(f"{number:.3f}" for number in numbers)
+
+
+print(f"softmax over all experts      {shown(logits.softmax(0))}")
+print(f"the 2 largest, renormalised   {shown(logits.softmax(0)[:2] / logits.softmax(0)[:2].sum())}")
+print(f"softmax over the 2 alone      {shown(logits[:2].softmax(0))}")
+print(f"sigmoid                       {shown(logits.sigmoid())}")
+print(f"sigmoid + bias                {shown(logits.sigmoid() + router_bias)}")
+chosen = logits.sigmoid()[[0, 2]]
+print(f"weights of experts 0 and 2    {shown(chosen / chosen.sum())}")
+
+# %% [markdown]
+# If you take one way for another, nothing fails: the weights are merely wrong, and the text is a little worse. SGLang
+# used raw logits as weights where a model does not renormalise, and results were off by about 5
+# ([sglang#35160](https://github.com/sgl-project/sglang/pull/35160)). LMDeploy renormalised where the model does not
+# ([lmdeploy#3030](https://github.com/InternLM/lmdeploy/issues/3030)). With $k = 1$ there is a sharper sign of the same
+# mistake: a softmax over the one chosen expert is 1, whatever the logits. Its gradient is 0, and the router never
+# learns ([Megatron-LM#894](https://github.com/NVIDIA/Megatron-LM/issues/894)).
+#
+# The bias brings mistakes of its own. Kernels used it in the weights too, or searched for the largest sum from −1 on
+# ([vLLM-metax#284](https://github.com/MetaX-MACA/vLLM-metax/issues/284),
+# [vllm#31478](https://github.com/vllm-project/vllm/issues/31478)). A sigmoid is never below 0, but with a bias it may
+# be. Then such a search finds no expert, and one that sets experts to 0 once they are chosen finds the same one twice.
+#
+# **Which expert gets too much?** If all tokens go to one expert, the others are idle, and its GPU is the slowest. A
+# second loss term can balance them, but it disturbs training. DeepSeek's rule needs none
+# ([Wang et al., 2024](https://arxiv.org/abs/2408.15664)). After each training step count the tokens of each expert, its
+# *load*. An expert with fewer than the mean gets a bias that is larger by a small *rate*, and one with more gets a
+# smaller one. Then subtract the mean of the biases from all of them, so that they do not drift together
+# ([torchtitan#1506](https://github.com/pytorch/torchtitan/pull/1506)).
+#
+# For example, take the biases 0, 0, 0.3 and 0, the loads 10, 4, 4 and 2, and a rate of 0.1. The mean load is 5. The
+# biases become −0.1, 0.1, 0.4 and 0.1. Their mean is 0.125, so the result is −0.225, −0.025, 0.275 and −0.025.
+#
+# Floating point has one more trap in store. Softmax turns logits of 0, −200 and −300 into 1, 0 and 0, because
+# $e^{-200}$ is below the smallest float32. The second expert is still the larger of the two. So choose by the logits:
+# softmax does not change their order. And a sum of $k$ sigmoids is 0 when all of their logits lie below −104. You then
+# need a rule, and here it is this: the weights are 0, so the token passes the layer by.
+
+# %%
+# Exercise 18.5 · The router
+def route(
+    logits: torch.Tensor, k: int, kind: str, bias: torch.Tensor | None = None, scale: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which k experts each token goes to, and the weight of each.
+
+    logits: float32, float16 or bfloat16 [tokens, experts], at least 1 of each, any numbers from -10,000 to 10,000.
+    k: from 1 to the number of experts.
+    kind: what chooses and what weighs.
+        "softmax": the k largest logits are chosen. Their weights are their shares in the softmax over all experts.
+        "renormalised": the same, then divided by the sum of the token's k weights.
+        "sigmoid": the k largest sums of sigmoid(logit), in float32, and bias are chosen. The weights are the sigmoids,
+            without the bias, divided by the sum of the token's k sigmoids, times scale. Where that sum is 0 in float32,
+            the weights are 0.
+    bias: float32 [experts], of either sign and up to 3 in size, or None for no bias. scale: any number of 0 or more.
+        Both are given for "sigmoid" alone.
+    Returns: (experts, weights), int64 and float32 [tokens, k]. A token's experts are in the order of what chooses them,
+    the larger first; of equal ones the smaller number comes first. All arithmetic has at least float32's precision.
+    """
+    # BEGIN SOLUTION
+    numbers = logits.float()
+    if kind == "sigmoid":
+        scores = numbers.sigmoid()
+        choosing = scores if bias is None else scores + bias
+    else:
+        scores, choosing = numbers.softmax(dim=-1), numbers
+    experts = choosing.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    weights = scores.gather(-1, experts)
+    if kind == "renormalised":
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    if kind == "sigmoid":
+        total = weights.sum(dim=-1, keepdim=True)
+        weights = scale * weights / torch.where(total > 0, total, 1.0)
+    return experts, weights
+    # END SOLUTION
+
+
+def balanced(bias: torch.Tensor, load: torch.Tensor, rate: float) -> torch.Tensor:
+    """The router's bias after a training step.
+
+    bias: float32 [experts], at least 1; its mean may be any number.
+    load: int64 [experts], how many tokens each expert got in this step, from 0 to 2⁴⁰.
+    rate: 0 or more.
+    Returns: float32 [experts]. To the bias of an expert that got fewer tokens than the mean over all experts the rate
+    is added; from that of an expert that got more it is subtracted; where the load equals the mean the bias stays. Then
+    the mean of the new biases is subtracted from each of them.
+    """
+    # BEGIN SOLUTION
+    load = load.double()
+    moved = bias + rate * (load.mean() - load).sign().float()
+    return moved - moved.mean()
+    # END SOLUTION
+
+
+# %%
+best_route, best_balanced = check("18.5", route, balanced).best
+
+# %% [markdown]
+# Now let the rule work. The next cell simulates 1,000 steps with 16 experts and $k = 2$. Some experts are liked better
+# than others by all tokens, so without a bias the loads differ much. **Predict** how many tokens the fullest expert
+# gets after 1,000 steps, over the mean. At the start it gets 2.75 times the mean.
+
+# %%
+predict("18 tokens of the fullest expert over the mean, after 1,000 steps", ..., "times")
+
+# %%
+generator = torch.Generator().manual_seed(0)
+liked = 0.8 * torch.randn(16, generator=generator)  # what all tokens have in common
+bias = torch.zeros(16)
+print(f"{'step':>6}{'variance of the load':>23}{'fullest over mean':>20}{'mean of the bias':>19}")
+for step in range(1001):
+    experts, _ = best_route(liked + torch.randn(512, 16, generator=generator), 2, "sigmoid", bias)
+    load = torch.bincount(experts.flatten(), minlength=16)
+    if step in (0, 10, 100, 300, 1000):
+        variance, fullest = load.float().var(), load.max() / load.float().mean()
+        print(f"{step:>6,}{variance:>23,.0f}{fullest:>19.2f}×{bias.mean():>19.1e}")
+    bias = best_balanced(bias, load, 0.001)
+measured("18 tokens of the fullest expert over the mean, after 1,000 steps", float(fullest), "times")
+
+# %% [markdown]
+# The variance of the load falls, and the mean of the bias stays at 0 up to rounding. The loads do not become equal: 512
+# tokens are few, and even if all experts were liked alike, chance would make the loads differ. Note what the rule does
+# *not* use: how far a load is from the mean. Only the sign counts, so one step with a strange batch cannot do harm.
+
