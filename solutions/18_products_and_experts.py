@@ -175,3 +175,123 @@ measured("18 tokens of the fullest expert over the mean, after 1,000 steps", flo
 # tokens are few, and even if all experts were liked alike, chance would make the loads differ. Note what the rule does
 # *not* use: how far a load is from the mean. Only the sign counts, so one step with a strange batch cannot do harm.
 
+# %% [markdown]
+# ## From tokens to experts, and back
+#
+# A kernel multiplies tiles of rows by a matrix, and all rows of a tile need the same matrix. But the tokens of a batch
+# arrive in the order of the text, and each one names its own experts. So the rows are first put in order of their
+# experts. This is called the *permutation*.
+#
+# Number the choices: choice $c$ of token $t$ is *slot* $t \cdot k + c$. Sort the slots by their expert, and let each
+# expert begin at a multiple of the tile's rows, which we call the *block*. Then a tile belongs to one expert alone. The
+# places that are left over between an expert's last slot and the next multiple get a *sentinel*: the number of all
+# slots, tokens $\cdot k$, which is no slot.
+#
+# Take 3 tokens with $k = 2$, 4 experts and a block of 4. Token 0 goes to experts 2 and 0, token 1 to 2 and 3, token 2
+# to 0 and 2:
+#
+# | expert | 0 | 2 | 3 |
+# |---|---|---|---|
+# | slots | 1, 4 | 0, 2, 5 | 3 |
+# | places | 0 … 3 | 4 … 7 | 8 … 11 |
+# | filled up | 1, 4, 6, 6 | 0, 2, 5, 6 | 3, 6, 6, 6 |
+#
+# So `slots` is 1, 4, 6, 6, 0, 2, 5, 6, 3, 6, 6, 6 and `tile_experts` is 0, 2, 3. Expert 1 has no token and no tile. Of
+# twelve places six are real: the kernel computes twice as many rows as it must.
+#
+# **How many rows are filled up?** Each expert that has a token wastes half a block on average. That is little for 8
+# large experts, and a lot for 128 small ones. **Predict** by what factor the rows grow for 64 tokens, with 128 experts,
+# $k = 8$ and tiles of 128 rows.
+
+# %%
+predict("18 padded rows over real ones, 64 tokens, tiles of 128", ..., "times")
+
+# %%
+def padded_over_real(tokens, experts=128, k=8, block=128, seed=0):
+    """Rows of all tiles over the rows that a token needs, when each token goes to k random experts."""
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.rand(tokens, experts, generator=generator).argsort(dim=1)[:, :k]
+    counts = torch.bincount(chosen.flatten(), minlength=experts)
+    return int(((counts + block - 1) // block * block).sum()) / (tokens * k)
+
+
+print(f"{'tokens':>8}{'tiles of 128':>15}{'tiles of 16':>14}")
+for tokens in (64, 1024, 8192):
+    print(f"{tokens:>8,}{padded_over_real(tokens):>14.2f}×{padded_over_real(tokens, block=16):>13.2f}×")
+measured("18 padded rows over real ones, 64 tokens, tiles of 128", padded_over_real(64), "times")
+
+# %% [markdown]
+# The 64 tokens have 512 choices, so an expert gets 4 rows on average. Nearly all 128 experts have a row, and each of
+# them gets a tile of 128. Tiles of 16 rows waste far less. So servers choose the tile by the number of tokens, and a
+# list that was made for one block must not be read with another
+# ([vllm#16247](https://github.com/vllm-project/vllm/issues/16247)).
+#
+# **Back again.** After the experts each place holds one row of results. A token's result is the sum of its $k$ rows,
+# each times its weight. Two things go wrong here. The weight belongs to the *choice*: `weights[t, c]`. A kernel that
+# takes one weight for each token is right only if $k$ is 1
+# ([Triton-distributed#133](https://github.com/ByteDance-Seed/Triton-distributed/issues/133)). And rows at sentinel places
+# hold what memory held before. A weight of 0 does not remove them, because 0 · NaN is NaN; torchtitan's loss became NaN
+# that way ([torchtitan#1237](https://github.com/pytorch/torchtitan/issues/1237)). Such rows must not be read at all.
+#
+# If only the first row of each expert is put back, the text may still be fluent, but most of the batch is missing
+# ([vllm-xpu-kernels#453](https://github.com/vllm-project/vllm-xpu-kernels/issues/453)). So test with numbers.
+#
+# When experts are spread over several GPUs, each GPU serves only some of them. The others' choices are then marked by
+# the expert −1. In PyTorch an index of −1 means the last element, so such a choice easily lands at the last expert.
+
+# %%
+# Exercise 18.6 · From tokens to experts and back
+def arrange(experts: torch.Tensor, count: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The order of the rows for a grouped product.
+
+    experts: int64 or int32 [tokens, k], at least 1 of each. The expert of each choice, from 0 to count - 1, or -1 for a
+        choice that is not served here. A token may name an expert more than once, and in any order.
+    count: how many experts there are, at least 1. block: at least 1.
+    Returns: (slots, tile_experts), int32 [places] and int32 [places // block]. Choice c of token t is slot t · k + c.
+    Each expert that has a choice gets places of its own, which begin at a multiple of block: its slots, ascending, and
+    the sentinel tokens · k in the places after them, up to the next multiple of block. The experts follow each other in
+    ascending order; one without a choice has no place. tile_experts has the expert of each block of places. Where no
+    choice is served, both are empty.
+    No loop of Python runs over tokens or choices; one over experts may.
+    """
+    # BEGIN SOLUTION
+    flat = experts.flatten().long()
+    slots = torch.arange(len(flat), device=flat.device)[flat >= 0]
+    of_slot = flat[slots]
+    order = of_slot.argsort(stable=True)
+    counts = torch.bincount(of_slot, minlength=count)
+    tiles = (counts + block - 1) // block
+    begin = (tiles.cumsum(0) - tiles) * block  # each expert's first place
+    within = torch.arange(len(slots), device=flat.device) - (counts.cumsum(0) - counts)[of_slot[order]]
+    places = torch.full((int(tiles.sum()) * block,), len(flat), dtype=torch.int32, device=flat.device)
+    places[begin[of_slot[order]] + within] = slots[order].int()
+    tile_experts = torch.repeat_interleave(torch.arange(count, device=flat.device), tiles).int()
+    return places, tile_experts
+    # END SOLUTION
+
+
+def combine(rows: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Each token's weighted sum of its experts' results.
+
+    rows: float32, float16 or bfloat16 [places, width], the result at each place. Where the place has the sentinel, its
+        row may hold anything, NaN too.
+    slots: int32 [places], as `arrange` makes them; each slot from 0 to tokens · k - 1 stands at one place or at none,
+        and all other places have the sentinel tokens · k. There may be no place at all.
+    weights: float32 [tokens, k], any finite numbers.
+    Returns: [tokens, width] of rows' dtype. Token t has the sum over its choices c of weights[t, c] times the row at
+    the place of slot t · k + c; a choice without a place adds nothing. The sums are float32, and rounded once.
+    No loop of Python runs over tokens or places; one over the k choices may.
+    """
+    # BEGIN SOLUTION
+    tokens, k = weights.shape
+    places = (slots < tokens * k).nonzero()[:, 0]
+    of_place = slots[places].long()
+    weighted = rows[places].float() * weights.flatten()[of_place, None]
+    out = torch.zeros(tokens, rows.shape[1], device=rows.device)
+    return out.index_add_(0, of_place // k, weighted).to(rows.dtype)
+    # END SOLUTION
+
+
+# %%
+best_arrange, best_combine = check("18.6", arrange, combine).best
+
