@@ -295,3 +295,155 @@ def combine(rows: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor) -> t
 # %%
 best_arrange, best_combine = check("18.6", arrange, combine).best
 
+# %% [markdown]
+# ## The grouped product · deeper
+#
+# Now the product itself. It is a tiled product in which each tile of rows has a matrix of its own, and in which the
+# rows of a tile lie anywhere in `x`. So a program does three things that the plain product does not:
+#
+# 1. It loads one number, the expert of its tile. That says where its matrix begins.
+# 2. It loads the slots of its places. Slot $s$ belongs to token $s \mathbin{/\!/} k$, and that is the row of `x`.
+# 3. It masks the places that hold the sentinel.
+#
+# Nothing of `x` is copied: the rows are gathered by the load itself. For example, take $k = 2$ and a tile with the
+# slots 0, 2, 5 and 6, for 3 tokens. The program loads the rows 0, 1 and 2. The fourth place has the sentinel 6, and
+# 6 // 2 = 3 is one row beyond the end of `x`. In SGLang such an address was computed and the load was masked, which is
+# allowed; but where the mask was missing, or the row was used once more, the kernel read memory that is not its own
+# ([sglang#28155](https://github.com/sgl-project/sglang/issues/28155)).
+#
+# **Where is expert 63?** Mixtral's larger matrices have 4,096 · 14,336 numbers. A layer with 64 such experts needs
+# offsets up to 64 times that. **Predict** at which element expert 63 begins, in units of 2³¹ elements.
+
+# %%
+predict("18 where expert 63 begins", ..., "times 2³¹ elements")
+
+# %%
+begin = 63 * 4096 * 14_336
+print(f"expert 63 begins at element {begin:,}, which is {begin:.2e}")
+wrapped = (begin + 2**31) % 2**32 - 2**31
+print(f"in 32 bits that is {wrapped:,}: {format_bytes(2 * -wrapped)} before the tensor, in 16 bits a number")
+print(measured("18 where expert 63 begins", begin / 2**31, "times 2³¹ elements"))
+
+# %% [markdown]
+# The expert's number is a small int32, and so is the stride. Only their product is too large, so the fault appears at
+# expert 37 and nowhere before. DeepSpeed had it ([DeepSpeed#8261](https://github.com/deepspeedai/DeepSpeed/issues/8261)).
+# Turn the expert's number into int64 *before* you multiply.
+#
+# **Which FLOPs?** A product of $M$ rows with matrices of $K \cdot N$ does $2 M K N$ FLOPs, however many experts there
+# are: each row meets one matrix. A benchmark in torchao multiplied by the number of experts as well. The next cell takes
+# one row of its table ([ao#2490](https://github.com/pytorch/ao/pull/2490)): 8,192 rows, $K$ = 5,120, $N$ = 8,192, 16
+# experts, 1.31 ms on an H100 with a peak of 989 TFLOP/s.
+
+# %%
+seconds, peak = 1.31e-3, 989e12
+useful = 2 * 8192 * 5120 * 8192
+print(f"{'all 16 experts for all rows':<30}{16 * useful / seconds / 1e12:>8,.0f} TFLOP/s  "
+      f"{16 * useful / seconds / peak:>6.3f} of the peak")
+print(f"{'each row with its own expert':<30}{useful / seconds / 1e12:>8,.0f} TFLOP/s  "
+      f"{useful / seconds / peak:>6.3f} of the peak")
+
+# %% [markdown]
+# The table says 8.456 of the peak, and no kernel can do more than 1. So a share above 1 is not a success but a mistake
+# in the count. The honest figure is 525 TFLOP/s, 53 % of the peak.
+#
+# Which bytes must the kernel load? Each tile of places meets all columns of one matrix, so an expert's weights are
+# loaded once for each of its tiles. With few tokens that is nearly all of the traffic. There a tile of 16 rows moves as
+# many bytes as one of 128, because the weights are loaded whole, however few rows use them. It only computes less.
+
+# %%
+# Exercise 18.7 · The grouped product
+@triton.jit
+def grouped_kernel(
+    x_pointer, weight_pointer, slot_pointer, expert_pointer, out_pointer,
+    x_stride, expert_stride, weight_stride, tokens, outer, inner, k,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):
+    """One program: BLOCK_M places, which have one expert, times BLOCK_N of its columns."""
+    # BEGIN SOLUTION
+    tile = tl.program_id(0)
+    places = tile * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    slots = tl.load(slot_pointer + places)
+    real = slots < tokens * k
+    rows = (slots // k).to(tl.int64)
+    expert = tl.load(expert_pointer + tile).to(tl.int64)
+    x_rows = x_pointer + rows[:, None] * x_stride  # [BLOCK_M, 1]
+    weight_rows = weight_pointer + expert * expert_stride + columns[None, :].to(tl.int64) * weight_stride
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, inner, BLOCK_K):
+        steps = start + tl.arange(0, BLOCK_K)  # [BLOCK_K]
+        x_tile = tl.load(x_rows + steps[None, :], mask=real[:, None] & (steps[None, :] < inner), other=0.0)
+        inside = (columns[None, :] < outer) & (steps[:, None] < inner)
+        weight_tile = tl.load(weight_rows + steps[:, None], mask=inside, other=0.0)  # [BLOCK_K, BLOCK_N]
+        total = tl.dot(x_tile, weight_tile, total, input_precision="ieee")
+    out = out_pointer + places[:, None].to(tl.int64) * outer + columns[None, :]
+    tl.store(out, total.to(out_pointer.dtype.element_ty), mask=real[:, None] & (columns[None, :] < outer))
+    # END SOLUTION
+
+
+def grouped_product(
+    x: torch.Tensor, weights: torch.Tensor, slots: torch.Tensor, tile_experts: torch.Tensor, k: int,
+    block_n: int, block_k: int,
+) -> torch.Tensor:
+    """The product of each place's row of x with its expert's weights, by one Triton kernel.
+
+    x: float16 or float32 [tokens, inner]; on a GPU with bfloat16 that, too. Any size of at least 1. Rows may lie any
+        number of elements apart; a row's elements lie side by side. A row that no slot names may hold anything, NaN too.
+    weights: x's dtype [experts, outer, inner], any size of at least 1. Experts and rows may lie any number of elements
+        apart, and experts may begin beyond 2³¹ elements; a row's elements lie side by side. An expert that is not named
+        may hold anything, NaN too.
+    slots: int32 [places], a slot of 0 to tokens · k - 1, or the sentinel tokens · k. There may be no place at all, and
+        no tile then.
+    tile_experts: int32 [tiles], the expert of each tile, in any order. A tile has block_m = places // tiles places,
+        side by side. block_m is a power of two, at least 16.
+    k: at least 1. Slot s belongs to token s // k.
+    block_n, block_k: columns of a tile of the result, and how much of inner is loaded at once; powers of two, at least
+        16.
+    Returns: [places, outer] of x's dtype. Place p has x[slots[p] // k] times weights[expert of p's tile]ᵀ, summed in
+    float32 and rounded once. Where the place has the sentinel, anything may stand, and nothing of x is loaded for it.
+    Every tile of the result loads its rows of x and its expert's rows once. PyTorch computes and copies neither.
+    """
+    # BEGIN SOLUTION
+    places, (_, outer, inner) = len(slots), weights.shape
+    out = torch.empty(places, outer, dtype=x.dtype, device=x.device)
+    if places == 0:
+        return out
+    tiles = len(tile_experts)
+    grouped_kernel[(tiles, triton.cdiv(outer, block_n))](
+        x, weights, slots, tile_experts, out,
+        x.stride(0), weights.stride(0), weights.stride(1), len(x), outer, inner, k,
+        BLOCK_M=places // tiles, BLOCK_N=block_n, BLOCK_K=block_k,
+    )
+    return out
+    # END SOLUTION
+
+
+# %%
+best_grouped_product = check("18.7", grouped_product).best
+
+# %% [markdown]
+# All the pieces are there. The next cell puts them together: a router, the arrangement, a product into the experts, the
+# activation, a product out of them, and the sum. It compares the result with a loop over tokens.
+
+# %%
+tokens, width, hidden, experts_count, k, block = 12, 32, 48, 5, 2, 16
+generator = torch.Generator().manual_seed(1)
+x = torch.randn(tokens, width, generator=generator).to(device)
+router = torch.randn(experts_count, width, generator=generator).to(device)
+up = (torch.randn(experts_count, hidden, width, generator=generator) / width**0.5).to(device)
+down = (torch.randn(experts_count, width, hidden, generator=generator) / hidden**0.5).to(device)
+
+experts, weights = best_route(x @ router.T, k, "renormalised")
+slots, tile_experts = best_arrange(experts, experts_count, block)
+inner = F.silu(best_grouped_product(x, up, slots, tile_experts, k, 16, 16))
+# In the second product each place is a row of its own, so k is 1 and the slot is the place; sentinels stay sentinels.
+places = torch.arange(len(slots), dtype=torch.int32, device=device)
+own = torch.where(slots < tokens * k, places, len(slots)).int()
+result = best_combine(best_grouped_product(inner, down, own, tile_experts, 1, 16, 16), slots, weights)
+
+wanted = torch.stack([
+    sum(weights[t, c] * (down[experts[t, c]] @ F.silu(up[experts[t, c]] @ x[t])) for c in range(k))
+    for t in range(tokens)
+])
+print(f"{len(slots)} places for {tokens * k} choices, the largest error is {(result - wanted).abs().max():.1e}")
+
