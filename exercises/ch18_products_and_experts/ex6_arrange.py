@@ -1,0 +1,235 @@
+"""Exercise 18.6: slots in the order of their experts, and each token's weighted sum of what the experts made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from course_lib.checker import Case, Exercise, Mistake, edits, model_of
+from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.requirements import Requirement
+from exercises.ch18_products_and_experts.arranging import (
+    IN_ORDER,
+    ORDERS,
+    SERVED,
+    arrangement,
+    choices_of,
+    ordered,
+    to_arrange,
+)
+
+INF, NAN = math.inf, math.nan
+
+
+def counting_lines(functions, experts, count, block, rows, weights):
+    """Counts how many lines of the cell run in both calls. Its source alone is sent to the worker."""
+    import inspect
+    import sys
+
+    arrange, combine, lines = functions["arrange"], functions["combine"], [0]
+    cell = inspect.unwrap(arrange).__code__.co_filename
+
+    def in_the_cell(frame, event, argument):
+        lines[0] += event == "line"
+        return in_the_cell
+
+    sys.settrace(lambda frame, event, argument: in_the_cell if frame.f_code.co_filename == cell else None)
+    try:
+        slots = arrange(experts, count, block)[0]
+        combine(rows[: len(slots)], slots, weights)
+    finally:
+        sys.settrace(None)
+    functions.noted["lines"] = lines[0]
+    return True
+
+
+@dataclass(frozen=True)
+class NoLoop(Requirement):
+    """For 3 experts and 2,000 tokens 60 lines or so run; one line for each token would be 2,000."""
+
+    id: str = "loop_over_tokens"
+
+    def complaint(self, case, seen):
+        if seen.noted.get("lines", 0) <= 700:
+            return None
+        return (
+            f"{seen.noted['lines']:,} lines of the cell ran for 2,000 tokens and 3 experts: a loop of Python goes over "
+            "tokens, choices or places. Work on whole tensors instead."
+        )
+
+
+def combination(rows, slots, weights):
+    tokens, k = weights.shape
+    taken = slots < tokens * k
+    places, of_place = taken.nonzero()[:, 0], slots[taken].long()
+    token = of_place // k
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    weight = weights.flatten()[of_place, None]
+    weighted = rows[places].to(wide) * weight
+    out = torch.zeros(tokens, rows.shape[1], dtype=wide)
+    out = out.index_add(0, token, weighted)
+    return out.to(rows.dtype)
+
+
+def to_combine(
+    draw, *, tokens, k, count=5, block=4, width=8, which="any", dtype=torch.float32, rubbish=NAN, numbers=""
+):
+    slots, _ = arrangement(choices_of(draw, which, tokens, k, count), count, block)
+    rows, weights = draw.normal(len(slots), width), draw.normal(tokens, k)
+    if numbers == "large rows that cancel":
+        choice = (slots % k).float()[:, None]
+        rows, weights = 3e4 * (1 - 2 * (choice % 2)) + 4e3 * rows.clamp(-2, 2), 1 + 0.03 * weights.clamp(-2, 2)
+    if numbers == "shares":
+        weights = weights.softmax(-1)
+    rows[slots == tokens * k] = rubbish
+    return rows.to(dtype), slots, weights
+
+
+def arrange_cases(draw):
+    def order(name, experts, count, block):
+        return Case(name, (torch.tensor(experts), count, block), "arrange")
+
+    def drawn(name, **choices):
+        return Case(name, to_arrange(draw, **choices), "arrange")
+
+    def back(name, **choices):
+        return Case(name, to_combine(draw, **choices), "combine")
+
+    many = (draw.integers(2000, 2, low=-1, high=3), 3, 16, draw.normal(4200, 2), draw.normal(2000, 2))
+    return [
+        order("3 tokens, k = 2, 4 experts, blocks of 4", [[2, 0], [2, 3], [0, 2]], 4, 4),
+        order("an expert with exactly one block", [[0], [1], [0], [1], [1]], 2, 2),
+        order("experts 0 and 3 have no token", [[1, 2], [2, 1]], 4, 2),
+        order("a choice that is not served", [[1, -1], [-1, 0], [1, 0]], 3, 2),
+        order("no choice is served", [[-1, -1]], 3, 4),
+        order("one expert", [[0], [0], [0]], 1, 2),
+        drawn("50 tokens, k = 4, 8 experts, blocks of 16", tokens=50, k=4, count=8, block=16),
+        drawn("3 experts, long lists", tokens=300, k=2, count=3, block=16, which="some not served"),
+        back("combine: k = 1", tokens=5, k=1, rubbish=0.0),
+        back("combine: k = 2, all served", tokens=6, k=2, rubbish=0.0),
+        back("combine: NaN at the sentinels", tokens=6, k=3),
+        back("combine: some choices have no place", tokens=8, k=3, which="some not served"),
+        back("combine: nothing is served", tokens=3, k=2, which="none served"),
+        back("combine: float16", tokens=20, k=8, width=16, dtype=torch.float16, rubbish=INF),
+        back("combine: float16, large rows that cancel", tokens=20, k=8, dtype=torch.float16,
+             numbers="large rows that cancel"),
+        Case("both, 2,000 tokens, lines counted", many, driver=counting_lines),
+    ]  # fmt: skip
+
+
+SUMS = Contract(
+    to_combine,
+    choices={
+        "tokens": (1, 2, 33), "k": (1, 2, 3, 8), "count": (1, 5, 16), "block": (1, 4, 16), "width": (1, 2, 7, 33),
+        "which": tuple(Level(one, one) for one in (*SERVED[:2], *SERVED[3:6])),
+        "dtype": (torch.float32, torch.float16, torch.bfloat16),
+        "rubbish": (Level(NAN, "NaN at the sentinels"), Level(INF, "inf at the sentinels"), Level(7.0, "")),
+        "numbers": (Level("", ""), *(Level(one, one) for one in ("large rows that cancel", "shares"))),
+    },
+    says={"tokens": "float32 [tokens, k]", "which": "There may be no place at all", "rubbish": "may hold anything, NaN",
+          "dtype": "float32, float16 or bfloat16", "width": "[places, width]", "numbers": "any finite numbers"},
+    valid=lambda numbers, which, **others: numbers != "large rows that cancel" or which in SERVED[:2],
+    entry="combine", most=20,
+)  # fmt: skip
+
+WEIGHTED, ADDED, ROWS = "rows[places].to(wide) * weight", "out.index_add(0, token, weighted)", "rows[places].to(wide)"
+WEIGHT = "weights.flatten()[of_place, None]"
+IN_SUM = (
+    *edits("Rows at sentinel places were multiplied by 0 and added. They may hold NaN, and 0 · NaN is NaN: leave them "
+        "out "
+        "(torchtitan#1237).", sentinel_rows_added=(ADDED, "out.index_add(0, token, weighted) + 0 * "
+        "rows.to(wide)[~taken].sum(0)"),
+        sentinel_rows_added__last=(ADDED, "out.index_add(0, token, weighted)\nout[-1] = out[-1] + 0 * "
+        "rows.to(wide)[~taken].sum(0)"),
+        sentinel_rows_added__first=(ADDED, "out.index_add(0, token, weighted)\nout[0] = out[0] + 0 * "
+        "rows.to(wide)[~taken].sum(0)")),
+    *edits("Rows at sentinel places count for a token: the last one. tokens · k is no slot.",
+        sentinel_rows_counted=("token, weighted)", "token, weighted).index_add(0, torch.full((int((~taken).sum()),), "
+        "tokens - 1), "
+        "rows.to(wide)[~taken] * weights[-1, -1])")),
+    *edits("The weight was taken by token. It belongs to the choice: weights[t, c] (Triton-distributed#133).",
+        weight_by_token=(WEIGHT, "weights[token, 0, None]"),
+        weight_by_token__flat=(WEIGHT, "weights.flatten()[token, None]"),
+        weight_by_token__last=(WEIGHT, "weights[token, -1, None]"),
+        weight_by_token__mean=(WEIGHT, "weights.mean(1)[token, None]"),
+        weight_by_token__sum=(WEIGHT, "weights.sum(1)[token, None]")),
+    *edits("The weight was taken by place. It belongs to the slot at that place.",
+        weight_by_place=(WEIGHT, "weights.flatten()[places % weights.numel(), None]"),
+        weight_by_place__served=(WEIGHT, "weights.flatten()[torch.arange(len(places)) % weights.numel(), None]")),
+    *edits("The weights were read choice by choice. Slot t · k + c has weights[t, c].",
+        weights_transposed=(WEIGHT, "weights.T.flatten()[of_place, None]")),
+    *edits("The weights are missing.", weights_missing=(WEIGHTED, ROWS)),
+    *edits("The weights were applied twice (rtp-llm#884).", weights_twice=(WEIGHTED, WEIGHTED + " * weight")),
+    *edits("A token's rows replace each other. Add them, as index_add_ does.",
+        replaced=(ADDED, "out.index_copy(0, token, weighted)"),
+        replaced__by_choice=(ADDED, "out.index_copy(0, token[(order := of_place.argsort())], weighted[order])")),
+    *edits("The sum was divided by k, or by the weights' sum. It is a plain sum.",
+        averaged=(ADDED, ADDED + " / k"), averaged__weights=(ADDED, ADDED + " / weights.sum(1, keepdim=True)"),
+        averaged__served=(ADDED, ADDED + " / torch.bincount(token, minlength=tokens).clamp(min=1)[:, None]"),
+        averaged__softmax=("weights.flatten()", "weights.softmax(-1).flatten()")),
+    *edits("A slot's token is slot // k. You took another number.",
+        token_of_the_slot=("of_place // k", "of_place % tokens"),
+        token_of_the_slot__tokens=("of_place // k", "of_place // tokens % tokens"),
+        token_of_the_slot__k=("of_place // k", "of_place % k % tokens"),
+        token_of_the_slot__place=("of_place // k", "places // k % tokens")),
+    *edits("The rows were taken in the order of their slots, but they lie at their places.",
+        rows_by_slot=(ROWS, "rows[of_place % len(rows)].to(wide)")),
+    *edits("A choice without a place added row 0, or the last row. It adds nothing.",
+        missing_adds_a_row=(ADDED, ADDED + " + missing_rows(rows, slots, weights, 0)"),
+        missing_adds_a_row__last=(ADDED, ADDED + " + missing_rows(rows, slots, weights, -1)")),
+    *edits("Slot 0 was left out.", slot_0_missing=("slots < tokens * k", "(slots < tokens * k) & (slots > 0)")),
+    *edits("The last slot was left out.", last_slot_missing=("slots < tokens * k", "slots < tokens * k - 1")),
+    *edits("Where float16 overflows, a number was cut off. Leave the numbers as they are.",
+        cut_off=("out.to(rows.dtype)", "out.nan_to_num().to(rows.dtype)")),
+)  # fmt: skip
+
+
+def missing_rows(rows, slots, weights, place):
+    """What choices without a place add if each takes this row."""
+    there = torch.zeros(weights.numel() + 1, dtype=torch.bool)
+    there[slots.long()] = True
+    if not len(rows):
+        return torch.zeros(())
+    return (weights * ~there[:-1].view(weights.shape)).sum(1, keepdim=True) * rows[place].float()
+
+
+def summed_in_16_bits(case, seen, got):
+    """Rows of 16 bits, and errors as roundings of the sums and products make them."""
+    if case.entry != "combine" or case.args[0].dtype == torch.float32 or not isinstance(got, torch.Tensor):
+        return False
+    rows, slots, weights = case.args
+    right, size = combination(rows.double(), slots, weights), combination(rows.double().abs(), slots, weights.abs())
+    if got.shape != right.shape or got.dtype != rows.dtype:
+        return False
+    return bool(((got.double() - right).abs() <= 6 * torch.finfo(rows.dtype).eps * size).all())
+
+
+EXERCISE = Exercise(
+    id="18.6", title="From tokens to experts and back", entries=("arrange", "combine"), cases=arrange_cases,
+    oracle={"arrange": ordered, "combine": combination},
+    contracts=(ORDERS, SUMS),
+    models=(
+        model_of(ordered, IN_ORDER, parts=(arrangement,), entry="arrange"),
+        model_of(combination, IN_SUM, uses=(missing_rows,), entry="combine"),
+    ),
+    mistakes=(
+        Mistake("summed_in_16_bits", "The sums, the products or the weights were rounded to rows' 16 bits on the way. "
+            "Multiply and add in float32, and round once.", when=summed_in_16_bits, every=True),
+    ),
+    requirements=(NoLoop(),),
+    hints=(
+        "Write the example of the text on paper: 3 tokens, k = 2, blocks of 4. Number the slots, and write each under "
+        "its expert. A stable sort of the slots by their expert gives the same order.",
+        "arrange: experts.flatten() is in the order of the slots. Keep those with an expert of at least 0. Where a "
+        "loop "
+        "over experts is allowed, (flat == expert).nonzero() are an expert's slots, ascending.",
+        "An expert with n slots has tiles = (n + block - 1) // block tiles, so none if n is 0. Make a tensor of tiles "
+        "· "
+        "block sentinels and write the slots into its first n places. torch.cat joins them.",
+        "combine: first leave out the places with the sentinel. The slot of a place gives its weight, "
+        "weights.flatten()[slot], and its token, slot // k. out.index_add_(0, token, rows.float() * weight[:, None]) "
+        "adds up what belongs to one token.",
+    ),
+)  # fmt: skip
