@@ -2,13 +2,24 @@
 
 import datetime
 import json
+import subprocess
 from pathlib import Path
 
 import torch
 
-from course_lib.bench.attention import clocks
 from course_lib.hardware.device import machine
 from course_lib.home import course_home
+
+
+def clocks() -> str:
+    """SM and memory clock, power and temperature as the driver gives them; empty without nvidia-smi."""
+    query = "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu"
+    try:
+        return subprocess.run(
+            ["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, timeout=20
+        ).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
 def bench_path(name: str) -> Path:

@@ -13,13 +13,13 @@ Triton's own tutorial kernel is not a column: it is not part of any package that
 import dataclasses
 import functools
 import importlib
-import subprocess
 import warnings
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from course_lib.bench._record import bench_path, clocks, write_record
 from course_lib.hardware.ceilings.measured import ceilings
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import captured
@@ -154,17 +154,6 @@ def measure_row(row: Row, columns: dict) -> dict:
     return results
 
 
-def clocks() -> str:
-    """SM and memory clock, power and temperature as the driver gives them; empty without nvidia-smi."""
-    query = "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu"
-    try:
-        return subprocess.run(
-            ["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, timeout=20
-        ).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-
-
 def print_table(table: dict, columns: list[str]) -> None:
     print(f"\n{'TFLOP/s':<20}" + "".join(f"{name:>13}" for name in columns) + f"{'ours / FA2':>13}{'spread':>9}")
     for row, results in table.items():
@@ -195,8 +184,6 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{row.name}: no figure for {name}: {why}", flush=True)
         torch.cuda.empty_cache()
     roof = ceilings().matmul_rate
-    # Imported here: it has the clocks from this module.
-    from course_lib.bench._record import bench_path, write_record
     from course_lib.figures.memory.throughput import throughput_figure
 
     print_table(table, list(columns))

@@ -18,8 +18,8 @@ import warnings
 import torch
 from torch.nn.attention import SDPBackend
 
-from course_lib.bench._record import bench_path, write_record
-from course_lib.bench.attention import LARGEST_DIFFERENCE, Row, clocks, sdpa
+from course_lib.bench._record import bench_path, clocks, write_record
+from course_lib.bench.attention import LARGEST_DIFFERENCE, Row, sdpa
 from course_lib.hardware.device import machine
 from course_lib.hardware.timing import measure_together
 from course_lib.kernels.attention.backward import flash_attention_backward

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from course_lib.bench._record import bench_path, write_record
-from course_lib.bench.attention import LARGEST_DIFFERENCE, SECONDS_PER_FIGURE, clocks
+from course_lib.bench._record import bench_path, clocks, write_record
+from course_lib.bench.attention import LARGEST_DIFFERENCE, SECONDS_PER_FIGURE
 from course_lib.hardware.ceilings.measured import ceilings
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import captured

@@ -27,8 +27,7 @@ from importlib.util import find_spec
 import tokenizers
 import torch
 
-from course_lib.bench._record import write_record
-from course_lib.bench.attention import clocks
+from course_lib.bench._record import clocks, write_record
 from course_lib.bench.softmax import copy_bandwidth
 from course_lib.bench.steps import PAGE, ROUNDS, STEPS, fill, model_of, pages_of, trace_of
 from course_lib.hardware.device import machine

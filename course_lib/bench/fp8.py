@@ -16,8 +16,7 @@ import math
 
 import torch
 
-from course_lib.bench._record import write_record
-from course_lib.bench.attention import clocks
+from course_lib.bench._record import clocks, write_record
 from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure, measure_together
 from course_lib.kernels.attention.reference import attention_reference

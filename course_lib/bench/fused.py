@@ -17,8 +17,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from course_lib.bench._record import write_record
-from course_lib.bench.attention import clocks
+from course_lib.bench._record import clocks, write_record
 from course_lib.bench.softmax import copy_bandwidth
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import captured

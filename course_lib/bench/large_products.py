@@ -18,8 +18,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from course_lib.bench._record import write_record
-from course_lib.bench.attention import clocks
+from course_lib.bench._record import clocks, write_record
 from course_lib.bench.fused import compiled, random
 from course_lib.hardware.device import machine
 from course_lib.hardware.timing import measure_together

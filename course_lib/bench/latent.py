@@ -16,8 +16,7 @@ import math
 
 import torch
 
-from course_lib.bench._record import bench_path, write_record
-from course_lib.bench.attention import clocks
+from course_lib.bench._record import bench_path, clocks, write_record
 from course_lib.figures.latent.beside_flashinfer import COLORS, draw_beside_flashinfer
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import captured

@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from course_lib.bench._record import write_record
-from course_lib.bench.attention import clocks
+from course_lib.bench._record import clocks, write_record
 from course_lib.bench.decode import host_seconds
 from course_lib.hardware.device import machine
 from course_lib.hardware.graphs import captured

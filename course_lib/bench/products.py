@@ -25,8 +25,7 @@ import torch
 import torch.nn.functional as F
 import triton
 
-from course_lib.bench._record import bench_path, write_record
-from course_lib.bench.attention import clocks
+from course_lib.bench._record import bench_path, clocks, write_record
 from course_lib.bench.fused import compiled, error_of, random
 from course_lib.bench.softmax import copy_bandwidth
 from course_lib.hardware.device import known, machine

@@ -19,8 +19,7 @@ from collections.abc import Callable
 
 import torch
 
-from course_lib.bench._record import write_record
-from course_lib.bench.attention import clocks
+from course_lib.bench._record import clocks, write_record
 from course_lib.bench.decode import HEAD_DIM, in_pages
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import captured

@@ -19,8 +19,8 @@ from collections.abc import Callable
 
 import torch
 
-from course_lib.bench._record import write_record
-from course_lib.bench.attention import LARGEST_DIFFERENCE, clocks, compiled_flex_attention
+from course_lib.bench._record import clocks, write_record
+from course_lib.bench.attention import LARGEST_DIFFERENCE, compiled_flex_attention
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import captured
 from course_lib.hardware.timing import measure, measure_together

@@ -25,8 +25,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from course_lib.bench._record import write_record
-from course_lib.bench.attention import clocks
+from course_lib.bench._record import clocks, write_record
 from course_lib.bench.decode import host_seconds
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import captured, compiled

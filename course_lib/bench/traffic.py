@@ -19,8 +19,7 @@ from collections.abc import Iterator
 
 import torch
 
-from course_lib.bench._record import write_record
-from course_lib.bench.attention import clocks
+from course_lib.bench._record import clocks, write_record
 from course_lib.bench.engine import SHAPE, tokenizer_of
 from course_lib.bench.steps import model_of
 from course_lib.hardware.device import machine
