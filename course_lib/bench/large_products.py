@@ -145,7 +145,7 @@ def narrow_mlp(rows: int, width: int, hidden: int) -> dict[str, dict]:
         "two kernels": mlp_in_two,
         "one kernel": functools.partial(fused_mlp, activation="gelu_tanh"),
     }
-    ready = {name: functools.partial(form, x, first, second) for name, form in forms.items()}
+    ready: dict[str, Callable] = {name: functools.partial(form, x, first, second) for name, form in forms.items()}
     return in_turns(ready, 4 * rows * width * hidden)
 
 
