@@ -32,6 +32,7 @@ import torch
 
 LEAST_ROWS = 16  # of a tile of tl.dot
 BLOCK = 128
+MIXER = 0x2545F4914F6CDD1D  # an odd number with its bits well mixed
 
 
 class TileLists(NamedTuple):
@@ -115,11 +116,7 @@ def block_lists(mask, query_length, key_length, *, batch=1, heads=1, query_rows=
     numbers = torch.zeros(partial.shape, dtype=torch.int32, device=device)
     by_strip = numbers.permute(2, 0, 1, 3)  # a view, in the order in which the masks were made
     by_strip[partial.permute(2, 0, 1, 3)] = numbers_by_strip
-    return BlockLists(
-        query_length, key_length, query_rows, key_rows, masks,
-        lists_of(full), lists_of(partial, numbers),
-        lists_of(full.transpose(2, 3)), lists_of(partial.transpose(2, 3), numbers.transpose(2, 3)),
-    )  # fmt: skip
+    return lists_of_tables(full, partial, masks, numbers, query_length, key_length, query_rows, key_rows)
 
 
 def given_block_lists(full, partial=None, mask=None, *, query_length, key_length, query_rows=BLOCK, key_rows=BLOCK):
@@ -142,12 +139,37 @@ def given_block_lists(full, partial=None, mask=None, *, query_length, key_length
         place = (full & partial).nonzero()[0].tolist()
         raise ValueError(f"full and partial both list the tile {place} [batch, head, row, tile]; it may be on one.")
 
-    def visible(batch, head, query, key):
-        place = batch, head, query // query_rows, key // key_rows
-        return full[place] | (partial[place] if mask is None else partial[place] & mask(batch, head, query, key))
+    # Only tiles whose pairs differ are looked at: those of `partial`, and those that an end cuts.
+    cut = torch.zeros(tiles, dtype=torch.bool, device=full.device)
+    cut[-1] |= query_length % query_rows > 0
+    cut[:, -1] |= key_length % key_rows > 0
+    looked_at = partial | (full & cut)
+    batch, head, row, column = looked_at.nonzero(as_tuple=True)
+    query = (row * query_rows)[:, None, None] + torch.arange(query_rows, device=full.device)[:, None]
+    key = (column * key_rows)[:, None, None] + torch.arange(key_rows, device=full.device)
+    seen = (query < query_length) & (key < key_length)  # [tiles, query_rows, key_rows]
+    if mask is not None:
+        place = batch[:, None, None], head[:, None, None]
+        visible = mask(*place, query.clamp(max=query_length - 1), key.clamp(max=key_length - 1))
+        check_mask(visible)
+        seen = seen & (visible | full[looked_at][:, None, None])
+    all_seen, some_seen = seen.flatten(1).all(-1), seen.flatten(1).any(-1)
+    is_partial = some_seen & ~all_seen
+    masks, different = shared_masks(seen[is_partial].to(torch.int8))
+    full, partial = full & ~looked_at, torch.zeros_like(full)
+    full[looked_at], partial[looked_at] = all_seen, is_partial
+    numbers = torch.zeros(full.shape, dtype=torch.int32, device=full.device)
+    numbers[partial] = different
+    return lists_of_tables(full, partial, masks, numbers, query_length, key_length, query_rows, key_rows)
 
-    return block_lists(visible, query_length, key_length, batch=full.shape[0], heads=full.shape[1],
-                       query_rows=query_rows, key_rows=key_rows, device=full.device)  # fmt: skip
+
+def lists_of_tables(full, partial, masks, numbers, query_length, key_length, query_rows, key_rows) -> BlockLists:
+    """full, partial: which tiles are, [batch, heads, query_tiles, key_tiles]; numbers: of the partial ones' masks."""
+    return BlockLists(
+        query_length, key_length, query_rows, key_rows, masks,
+        lists_of(full), lists_of(partial, numbers),
+        lists_of(full.transpose(2, 3)), lists_of(partial.transpose(2, 3), numbers.transpose(2, 3)),
+    )  # fmt: skip
 
 
 def lists_from_tensors(tensors, query_length, key_length, query_rows, key_rows) -> BlockLists:
@@ -173,9 +195,15 @@ def shared_masks(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The different ones of int8 [tiles, query_rows, key_rows], and which of them each tile has, int32 [tiles]."""
     if len(tiles) == 0:
         return tiles, torch.zeros(0, dtype=torch.int32, device=tiles.device)
-    words = tiles.flatten(1).view(torch.int64)  # compared eight bytes at a time
-    different, numbers = torch.unique(words, dim=0, return_inverse=True)
-    return different.view(torch.int8).view(-1, *tiles.shape[1:]).contiguous(), numbers.to(torch.int32)
+    words = tiles.flatten(1).view(torch.int64)
+    factors = torch.arange(1, 2 * words.shape[1], 2, device=tiles.device) * MIXER  # sums wrap around, and may collide
+    _, numbers = torch.unique((words * factors).sum(1), return_inverse=True)
+    first = torch.full((len(tiles),), len(tiles), device=tiles.device)
+    first = first.scatter_reduce(0, numbers, torch.arange(len(tiles), device=tiles.device), "amin")[: numbers.max() + 1]
+    if not torch.equal(words[first[numbers]], words):  # two different masks with one sum: compare them whole
+        different, numbers = torch.unique(words, dim=0, return_inverse=True)
+        return different.view(torch.int8).view(-1, *tiles.shape[1:]).contiguous(), numbers.to(torch.int32)
+    return tiles[first].contiguous(), numbers.to(torch.int32)
 
 
 def table_of(name: str, counts, indices, tiles: tuple[int, int]) -> torch.Tensor:

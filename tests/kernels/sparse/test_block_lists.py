@@ -82,6 +82,14 @@ def test_given_lists_in_any_order_are_those_of_the_mask():
         assert all(torch.equal(one, other) for one, other in zip(lists.tensors(), made.tensors(), strict=True))
 
 
+def test_masks_whose_sums_collide_are_told_apart(monkeypatch):
+    lists = block_lists(checkerboard, QUERIES, KEYS, query_rows=BLOCK, key_rows=BLOCK)
+    monkeypatch.setattr("course_lib.kernels.sparse.block_lists.MIXER", 0)
+    collided = block_lists(checkerboard, QUERIES, KEYS, query_rows=BLOCK, key_rows=BLOCK)
+    for one, other in ((lists.partial, collided.partial), (lists.partial_of_keys, collided.partial_of_keys)):
+        assert torch.equal(lists.masks[one.masks.long()], collided.masks[other.masks.long()])
+
+
 def counts_and_indices(*rows):
     counts = torch.tensor([[[len(row) for row in rows]]])
     return counts, torch.tensor([[[*row, *[99] * (4 - len(row))] for row in rows]])[None]
