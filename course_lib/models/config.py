@@ -1,6 +1,6 @@
-"""The shape of a Llama-style decoder in eight numbers, what it costs, and the shapes of released models.
+"""The shape of a Llama-style decoder in a few numbers, what it costs, and the shapes of released models.
 
-parameters            = what must be read to run one token [elements]
+parameters            = what must be read to run one token [elements]; with experts active_parameters
 cache bytes per token = 2 · layers · key_heads · head_dim · item_bytes      (one key and one value in every layer)
 with latent attention = layers · (latent_dim + rope_dim) · item_bytes       (one latent and one rotary key)
 """
@@ -60,7 +60,7 @@ class ModelConfig:
         width: elements of a token's vector between the blocks.
         query_heads, key_heads: heads of queries, and of keys and values; query_heads is a multiple of key_heads.
         head_dim: elements of one head, even (rotary positions turn pairs).
-        hidden: elements inside the feed-forward block.
+        hidden: elements inside the feed-forward block, or inside each expert's.
         context: tokens that the model is made for.
         rotary_base: the slowest pair of a head turns once in 2π · rotary_base^(1 - 2/head_dim) positions.
         norm_epsilon: added to the mean square in RMSNorm.
@@ -75,6 +75,9 @@ class ModelConfig:
         sliding_window: keys that a position sees in every layer, its own among them; None for all before it. (The
             functions' argument `window` counts those before the position's own.)
         sinks: whether each query head has a learned score that joins its softmax and has no value, as in gpt-oss.
+        experts: feed-forward blocks of each layer among which a router chooses for each token, as in Mixtral and Qwen3;
+            None for one block that all tokens pass.
+        chosen: how many of them a token passes, from 1 to all; None without experts.
 
     Raises a ValueError that names the argument when sizes do not fit together.
     """
@@ -95,6 +98,8 @@ class ModelConfig:
     normed_heads: bool = False
     sliding_window: int | None = None
     sinks: bool = False
+    experts: int | None = None
+    chosen: int | None = None
 
     def __post_init__(self):
         sizes = ("vocabulary", "layers", "width", "query_heads", "key_heads", "head_dim", "hidden", "context")
@@ -125,6 +130,10 @@ class ModelConfig:
             check_sizes(self, ("sliding_window",))
         if self.latent is not None and (self.sliding_window is not None or self.sinks):
             raise ValueError("latent is given; latent attention has neither a sliding_window nor sinks.")
+        if self.experts is not None or self.chosen is not None:
+            check_sizes(self, ("experts", "chosen"))
+            if self.chosen > self.experts:
+                raise ValueError(f"chosen is {self.chosen}; it may be at most experts, which is {self.experts}.")
         for name in ("rotary_base", "norm_epsilon"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a positive number.")
@@ -146,16 +155,29 @@ class ModelConfig:
         return queries_and_output + self.width * latent.row_dim + expansions + latent.latent_dim
 
     @property
+    def feed_forward_parameters(self) -> int:
+        """Elements of one block's SwiGLU, or of all its experts' and the router."""
+        one = 3 * self.width * self.hidden
+        return one if self.experts is None else self.experts * (one + self.width)
+
+    @property
     def layer_parameters(self) -> int:
-        """Elements of one block: the projections of attention, the three of SwiGLU, two norms, and those of heads."""
+        """Elements of one block: the projections of attention, its feed-forward part, two norms, and those of heads."""
         norms = 2 * self.width + (2 * self.head_dim if self.normed_heads else 0)
-        return self.attention_parameters + 3 * self.width * self.hidden + norms
+        return self.attention_parameters + self.feed_forward_parameters + norms
 
     @property
     def parameters(self) -> int:
         """Elements of the whole model, without biases: this kind has none."""
         embeddings = (1 if self.tied else 2) * self.vocabulary * self.width
         return embeddings + self.layers * self.layer_parameters + self.width
+
+    @property
+    def active_parameters(self) -> int:
+        """Elements that one token meets: all but those of the experts that are not chosen for it."""
+        if self.experts is None or self.chosen is None:
+            return self.parameters
+        return self.parameters - self.layers * (self.experts - self.chosen) * 3 * self.width * self.hidden
 
     def cache_bytes_per_token(self, item_bytes: float = 2) -> float:
         """Bytes that one token leaves in the cache, over all layers: keys and values, or latent and rotary key."""

@@ -12,6 +12,8 @@ functions it is given:
 A config with a sliding_window or with sinks has its attention called with `window` (keys before a position's own) and
 `sink` [query_heads] besides, and so is `attend` below, which hands them on. Without them nobody has to take them.
 
+A config with experts has a router and experts in the place of each SwiGLU, and their block is the glue's `experts`.
+
 A config with a latent makes its attention multi-head latent attention: `course_lib.models.latent`.
 
 A decoder asks four things of a cache, and any object that answers them will do; those of the course are in
@@ -36,7 +38,7 @@ from torch import nn
 from course_lib.models.config import ModelConfig
 from course_lib.models.glue import TORCH, Glue
 from course_lib.models.latent import LatentAttention
-from course_lib.models.layers import RMSNorm, SwiGLU, rotary_angles, rotate
+from course_lib.models.layers import Experts, RMSNorm, SwiGLU, rotary_angles, rotate
 from course_lib.models.torch_attention import torch_attention
 
 
@@ -86,7 +88,11 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(config.width, config.norm_epsilon)
         self.attention = (Attention if config.latent is None else LatentAttention)(config)
         self.feed_forward_norm = RMSNorm(config.width, config.norm_epsilon)
-        self.feed_forward = SwiGLU(config.width, config.hidden)
+        self.feed_forward: SwiGLU | Experts
+        if config.experts is None or config.chosen is None:
+            self.feed_forward = SwiGLU(config.width, config.hidden)
+        else:
+            self.feed_forward = Experts(config.width, config.hidden, config.experts, config.chosen)
 
     def forward(self, x, update, glue: Glue, *context) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream, and what is to be added to it, before the layer and behind it: both [batch, tokens, width].
@@ -95,7 +101,7 @@ class Block(nn.Module):
         """
         normalised, x = added(glue, x, update, self.attention_norm)
         normalised, x = added(glue, x, self.attention(normalised, *context), self.feed_forward_norm)
-        return x, self.feed_forward(normalised, glue.gated)
+        return x, self.feed_forward(normalised, glue.gated if isinstance(self.feed_forward, SwiGLU) else glue.experts)
 
 
 def added(glue: Glue, x, update, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:

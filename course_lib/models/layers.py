@@ -1,9 +1,10 @@
-"""The parts of a Llama-style block other than attention: RMSNorm, rotary positions, SwiGLU.
+"""The parts of a Llama-style block other than attention: RMSNorm, rotary positions, SwiGLU, experts.
 
 RMSNorm(x) = x / √(mean(x²) + ε) · weight             Zhang and Sennrich, arXiv 1910.07467
 rotary:      pair i of a head is turned by the angle position · base^(-2i / head_dim), so that the product of a
              query and a key depends on the distance of their positions alone. Su et al., arXiv 2104.09864
 SwiGLU(x)  = (silu(x W_gate) · x W_up) W_down         Shazeer, arXiv 2002.05202
+experts:     Σ over the chosen of weight · SwiGLU(x)    Shazeer et al., arXiv 1701.06538
 """
 
 import math
@@ -12,6 +13,9 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from course_lib.kernels.experts.mlp import expert_mlp_reference
+from course_lib.kernels.experts.route import route
 
 
 class RMSNorm(nn.Module):
@@ -84,3 +88,26 @@ class SwiGLU(nn.Module):
         """[..., width] -> [..., width]; `gated(gate, up)` gives silu(gate) · up, by PyTorch's operations when None."""
         gate, up = self.gate(x), self.up(x)
         return self.down(F.silu(gate) * up if gated is None else gated(gate, up))
+
+
+class Experts(nn.Module):
+    """The feed-forward block of a mixture of experts: a router chooses `chosen` of `count` SwiGLUs for each token.
+
+    Their weights are a softmax over all experts' logits, of those chosen and divided by their sum, as in Qwen3. Those
+    of all experts lie in one tensor for gate and up, and in one for down.
+    """
+
+    def __init__(self, width: int, hidden: int, count: int, chosen: int):
+        super().__init__()
+        self.chosen = chosen
+        self.router = nn.Linear(width, count, bias=False)
+        self.gate_up = nn.Parameter(torch.empty(count, 2 * hidden, width))
+        self.down = nn.Parameter(torch.empty(count, width, hidden))
+        for matrices in (self.gate_up, self.down):  # as nn.Linear begins
+            nn.init.uniform_(matrices, -(matrices.shape[2] ** -0.5), matrices.shape[2] ** -0.5)
+
+    def forward(self, x: torch.Tensor, mlp: Callable = expert_mlp_reference) -> torch.Tensor:
+        """[..., width] -> [..., width]; `mlp(x, gate_up, down, experts, weights)` as `expert_mlp` of the kernels."""
+        rows = x.flatten(0, -2)
+        experts, weights = route(self.router(rows), self.chosen, "renormalised")
+        return mlp(rows, self.gate_up, self.down, experts, weights).view(x.shape)

@@ -78,7 +78,7 @@ EIGHT_HEADS = dataclasses.replace(TINY, layers=2, query_heads=8, key_heads=8, he
 RECIPES = {
     "tiny": Recipe(TINY, STEPS, whole_text=True),  # chapter 05's, and most finales'
     "8 heads": Recipe(EIGHT_HEADS, 150),  # whose heads chapter 07 merges
-    **{name: Recipe(config, 200) for name, config in KINDS.items()},  # chapters 11, 12 and 17
+    **{name: Recipe(config, 200) for name, config in KINDS.items()},  # chapters 11, 12, 17 and 18
 }
 
 

@@ -1,7 +1,7 @@
 """Train the tiny byte-level model on random pieces of a text, in as few steps as possible.
 
-The matrices of the blocks are trained with Muon (Jordan et al., 2024), which gets as far in three steps as AdamW does
-in five; embedding and norms with AdamW. Both warm up and then decay along a cosine.
+The matrices of the blocks, each expert's for itself, are trained with Muon (Jordan et al., 2024), which gets as far in
+three steps as AdamW does in five; embedding and norms with AdamW. Both warm up and then decay along a cosine.
 """
 
 import dataclasses
@@ -61,7 +61,11 @@ def train_tiny_model(
         initialize(model)
     model.to(device).train()
     matrices = [parameter for parameter in model.blocks.parameters() if parameter.dim() == 2]
-    others = [parameter for parameter in model.parameters() if all(parameter is not matrix for matrix in matrices)]
+    stacks = [parameter for parameter in model.blocks.parameters() if parameter.dim() == 3]
+    inside = [[nn.Parameter(matrix) for matrix in stack.detach()] for stack in stacks]  # each expert's, the same memory
+    apart = {id(parameter) for parameter in matrices + stacks}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in apart]
+    matrices += [matrix for stack in inside for matrix in stack]
     optimizers = (
         torch.optim.Muon(matrices, lr=MATRIX_RATE, weight_decay=0.0),
         torch.optim.AdamW(others, lr=OTHER_RATE, betas=(0.9, 0.98)),
@@ -75,6 +79,10 @@ def train_tiny_model(
         model.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for stack, its_matrices in zip(stacks, inside):
+            assert stack.grad is not None
+            for matrix, gradient in zip(its_matrices, stack.grad):
+                matrix.grad = gradient
         for optimizer, schedule in zip(optimizers, schedules):
             optimizer.step()
             schedule.step()
@@ -146,9 +154,9 @@ def next_token_loss(model: Decoder, pieces: torch.Tensor) -> torch.Tensor:
 def initialize(model: Decoder) -> None:
     """Normal weights of standard deviation 1/√inputs; what is added to the stream starts smaller in deep models."""
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 2:
-            deviation = 1 / math.sqrt(parameter.shape[1])
-            if name.endswith(("output.weight", "down.weight")):
+        if parameter.dim() > 1:  # a matrix, or one of each expert
+            deviation = 1 / math.sqrt(parameter.shape[-1])
+            if name.endswith(("output.weight", "down.weight", "down")):
                 deviation /= math.sqrt(2 * model.config.layers)
             nn.init.normal_(parameter, std=deviation)
 

@@ -31,7 +31,7 @@ from course_lib.kernels.products.tiles import MOST_ROWS
 from course_lib.kernels.products.workspace import few_rows_workspace
 from course_lib.models.decoder import Decoder
 from course_lib.models.layers import RMSNorm, rotary_angles
-from course_lib.serving.caches.contiguous import refuse_window
+from course_lib.serving.caches.contiguous import refuse_experts, refuse_window
 
 
 class PackedLayer(NamedTuple):
@@ -61,6 +61,7 @@ class PackedDecoder:
     def __init__(self, model: Decoder, keys: torch.Tensor, values: torch.Tensor, places: int):
         config = model.config
         refuse_window(config, "PackedDecoder")
+        refuse_experts(config, "PackedDecoder")
         self.config, self.keys, self.values, self.norm = config, keys, values, model.norm
         self.early = dependent_launches(model.device)
         self.embedding = model.embedding.weight.detach()

@@ -26,7 +26,7 @@ from course_lib.kernels.layer.launched import (
 from course_lib.kernels.layer.persistent import decode_layers
 from course_lib.models.decoder import Decoder
 from course_lib.models.layers import rotary_angles
-from course_lib.serving.caches.contiguous import KVCache, refuse_latent, refuse_window
+from course_lib.serving.caches.contiguous import KVCache, refuse_experts, refuse_latent, refuse_window
 from course_lib.serving.caches.new import new_cache
 
 FORMS = ("launched", "dependent", "one kernel")
@@ -54,6 +54,7 @@ class SingleDecoder:
         config, device = model.config, model.device
         refuse_latent(config, "SingleDecoder", "LatentCache")
         refuse_window(config, "SingleDecoder")
+        refuse_experts(config, "SingleDecoder")
         if config.normed_heads:
             raise ValueError("config.normed_heads is True; its kernels do not normalise heads. Use stream instead.")
         if form not in FORMS:

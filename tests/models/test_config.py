@@ -26,10 +26,16 @@ def test_a_preset_has_the_parameters_that_were_released(name):
     assert PRESETS[name].parameters == PUBLISHED[name]
 
 
-@pytest.mark.parametrize("options", [{}, {"tied": True}, {"sinks": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"tied": True}, {"sinks": True}, {"experts": 5, "chosen": 2}], ids=str)
 def test_the_count_of_parameters_is_that_of_the_decoder(options):
     config = dataclasses.replace(SMALL, **options)
     assert sum(parameter.numel() for parameter in Decoder(config).parameters()) == config.parameters
+
+
+def test_a_token_meets_its_experts_and_all_else():
+    config = dataclasses.replace(SMALL, experts=5, chosen=2)
+    assert config.parameters - config.active_parameters == SMALL.layers * 3 * 3 * SMALL.width * SMALL.hidden
+    assert SMALL.active_parameters == SMALL.parameters
 
 
 def test_the_cache_of_the_70b_shape_with_all_its_heads():
@@ -57,6 +63,9 @@ def test_the_cache_counts_what_a_cache_reserves():
         ({"width": 2.5}, "width"),
         ({"rotary_base": 0.0}, "rotary_base"),
         ({"sliding_window": 0}, "sliding_window"),
+        ({"experts": 4}, "chosen"),
+        ({"chosen": 2}, "experts"),
+        ({"experts": 4, "chosen": 5}, "chosen is 5.* 4"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(wrong, name):

@@ -16,7 +16,8 @@ from course_lib.serving.caches.new import new_cache
 
 SMALLER = dataclasses.replace(TINY, layers=2, width=32, query_heads=2, key_heads=2, head_dim=16, hidden=32, context=32)
 SMALLER_KINDS = {"full heads": SMALLER, "MLA": with_latent(SMALLER, Latent(8, 4, 8, 8))}
-NUMBERS = {"full heads": 256, "GQA": 128, "heads of 64": 128, "MLA": 48, "window": 128, "window and sink": 128}
+NUMBERS = dict.fromkeys(("GQA", "heads of 64", "window", "window and sink", "experts"), 128)
+NUMBERS |= {"full heads": 256, "MLA": 48}
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -67,9 +67,10 @@ def grouped_product_kernel(
     expert = tl.load(tile_experts_pointer + row_tile).to(tl.int64)
     if expert >= 0:
         place, column = numbers_of_tile(row_tile, BLOCK_M), numbers_of_tile(column_tile, BLOCK_COLUMNS)
-        slot = tl.load(slots_pointer + place)  # [BLOCK_M]
-        # In the place of a sentinel the last token's row is read, and its product is not stored.
-        row = tl.minimum(slot, sentinel - 1) // k if GATHERED else place
+        served = tl.load(slots_pointer + place) < sentinel  # [BLOCK_M]; the first place of a tile always is
+        # For a place without a slot the tile's first row is read again, and its product is not stored.
+        source = tl.where(served, place, row_tile * BLOCK_M)
+        row = tl.load(slots_pointer + source) // k if GATHERED else source
         x_rows = x_pointer + row.to(tl.int64)[:, None] * x_stride  # [BLOCK_M, 1]
         weights = weight_pointer + expert * expert_stride
         if TRANSPOSED:
@@ -83,7 +84,7 @@ def grouped_product_kernel(
             sums, up = tl.split(tl.reshape(sums, [BLOCK_M, BLOCK_COLUMNS, 2]))  # [BLOCK_M, BLOCK_COLUMNS] each
         result = finish(sums, up, place, column, 0, columns, (None, None, 0), None)
         out_tile = out_pointer + place.to(tl.int64)[:, None] * out_stride + column[None, :]
-        inside = (slot < sentinel)[:, None] & (column < columns)[None, :]
+        inside = served[:, None] & (column < columns)[None, :]
         tl.store(out_tile, result.to(out_pointer.dtype.element_ty), mask=inside)
 
 

@@ -139,6 +139,15 @@ def refuse_window(config: ModelConfig, who: str) -> None:
         )
 
 
+def refuse_experts(config: ModelConfig, who: str) -> None:
+    """Raise a ValueError when a model with experts meets something that knows one feed-forward block a layer."""
+    if config.experts is not None:
+        raise ValueError(
+            f"config.experts is {config.experts}; {who} has one feed-forward block a layer, which all tokens pass. Use "
+            "stream with a KVCache or SequencePages instead."
+        )
+
+
 def refuse_latent(config: ModelConfig, cache: str, instead: str) -> None:
     """Raise a ValueError when a cache of keys and values is asked for by a model that leaves none."""
     if config.latent is not None:
