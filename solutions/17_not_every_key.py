@@ -305,11 +305,16 @@ best_visible, best_arguments = check("17.1", visible, arguments).best
 # - **whole_end**: one past the last tile that all queries see completely. On the right the *first* query decides,
 #   because its keys end earliest.
 #
-# Take tiles of 4 keys as an example. The queries stand at positions 10 to 13, and each sees 9 keys before its own.
-# Query 10 sees the keys 1 to 10, and query 13 sees 4 to 13. So tiles 0 to 3 are visited, which hold the keys 0 to 15.
-# Only tile 1, with the keys 4 to 7, is whole. Tile 0 is hidden from query 13, tile 2 holds key 11, which query 10 does
-# not see, and tile 3 ends after the last query. So the four numbers are 0, 1, 2 and 4.
-#
+# Take tiles of 4 keys as an example. The queries stand at positions 10 to 13, and each sees 9 keys before its own. The
+# picture shows which keys each query sees. Below are two ranges of keys, those that at least one query sees and those
+# that all of them see, and what rounding to tiles makes of each. So the four numbers are 0, 1, 2 and 4.
+
+# %%
+from course_lib.figures.sparse.ranges import draw_ranges
+
+draw_ranges(first=10, last=13, before=9, block=4)
+
+# %% [markdown]
 # Two cases are easy to miss. If the window is narrower than a tile, no tile is whole. Then the masked parts on the left
 # and on the right meet, and a careless formula visits one tile in both, so its keys count twice in the softmax. The
 # other case is a tile of queries that sees no key at all, because they all stand too far before the first key or after
@@ -317,9 +322,8 @@ best_visible, best_arguments = check("17.1", visible, arguments).best
 
 # %% [markdown]
 # With these four numbers a kernel runs three loops that share one running maximum, sum and accumulator: from `begin` to
-# `whole_begin` with a mask, on to `whole_end` without one, and on to `end` with a mask again. To find the numbers,
-# round the range of visited keys outwards to tiles, and the range of keys that all queries see inwards. All four follow
-# by division, before any key is loaded.
+# `whole_begin` with a mask, on to `whole_end` without one, and on to `end` with a mask again. All four follow from the
+# ends of the two ranges by division, before any key is loaded.
 
 # %%
 # Exercise 17.2 · The tiles that a tile visits
@@ -821,11 +825,22 @@ best_block_lists, best_transposed = check("17.5", block_lists, transposed).best
 # grows with $N$, but its indexer scores every pair, so its cost grows with $N^2$.
 #
 # **Top-k without sorting.** The scores of one query do not fit into a tile, and sorting 65,536 numbers to find 2,048 is
-# wasteful. A *radix histogram* instead finds the *border*, which is the $k$-th largest number. Turn the floats into
-# integers of the same order. Count how many numbers have each value of the top 8 bits. Add up the counts from the top
-# until you reach $k$: now you know the top 8 bits of the border. Repeat this with the next 8 bits, but count only the
-# numbers whose top bits are those of the border. After four passes you know the border exactly. A last pass writes the
-# positions of all numbers above it, then of numbers equal to it, until there are $k$.
+# wasteful. A *radix histogram* instead finds the *border*, which is the $k$-th largest number, digit by digit. First
+# turn the floats into integers of the same order. Each pass then counts how many numbers have each value of a digit.
+#
+# The picture shows the passes for 24 numbers with two digits of 3 bits, and $k = 8$. The border's digit is the first
+# one from the left at which enough numbers are reached.
+
+# %%
+from course_lib.figures.sparse.radix import draw_radix_passes
+
+draw_radix_passes([21, 61, 14, 43, 35, 9, 58, 29, 47, 3, 40, 55, 12, 44, 26, 43, 19, 49, 31, 6, 45, 37, 22, 11], k=8)
+
+# %% [markdown]
+# The 4 numbers with a larger top digit are among the 8 largest, so 4 are still missing. The 6 numbers with the border's
+# digit go on to the next pass. After that pass the border is known: its digits are 5 and 3, so it is 43. Two numbers
+# are 43, but only one of them is still needed. Numbers of 32 bits take four passes of 8 bits. A last pass writes the
+# positions of all numbers above the border, and of as many equal to it as are missing.
 #
 # Three details matter. Ties at the border need a rule, such as "the lower position wins", or two runs choose
 # differently. −0 and +0 are equal numbers with different bits. And the first 2,047 queries see fewer than $k$ keys, so

@@ -7,6 +7,8 @@ from course_lib.figures.sparse.costs import draw_costs
 from course_lib.figures.sparse.lists import draw_block_lists, listed
 from course_lib.figures.sparse.loads import draw_loads, finish, scheduled
 from course_lib.figures.sparse.pages import draw_window_pages, held_pages
+from course_lib.figures.sparse.radix import draw_radix_passes, radix_passes
+from course_lib.figures.sparse.ranges import draw_ranges, ranges_of
 from course_lib.figures.sparse.tiles import CUT, HIDDEN, WHOLE, draw_window_tiles, level_costs, tile_kinds
 from course_lib.kernels.attention.reference import visible_keys
 
@@ -62,6 +64,39 @@ def test_a_cost_is_drawn_where_it_is_and_the_crossing_is_named():
     assert {"all keys", "a window", "half here"} <= set(texts(axes))
 
 
+@pytest.mark.parametrize(("before", "block"), [(9, 4), (3, 4), (0, 1), (20, 4), (11, 5)])
+def test_visited_tiles_hold_a_seen_key_and_whole_ones_are_seen_by_every_query(before, block):
+    queries = torch.arange(10, 14)[:, None]
+    distance = queries - torch.arange(40)
+    seen = ((distance >= 0) & (distance <= before)).view(4, 40 // block, block)
+    found = ranges_of(10, 13, before, block)
+    assert list(found.visited) == seen.any(2).any(0).nonzero().flatten().tolist()
+    assert list(found.whole) == seen.all(2).all(0).nonzero().flatten().tolist()
+
+
+def test_the_four_numbers_are_written_beside_their_ranges():
+    assert {"rounded out: begin = 0, end = 4", "rounded in: whole_begin = 1, whole_end = 2"} <= set(
+        texts(draw_ranges(10, 13, 9, 4).axes[0])
+    )
+    assert "no tile is whole" in texts(draw_ranges(10, 13, 3, 4).axes[0])
+
+
+@pytest.mark.parametrize("k", [1, 7, 8, 9, 24])
+def test_the_passes_end_at_the_k_th_largest(k):
+    numbers = [21, 61, 14, 43, 35, 9, 58, 29, 47, 3, 40, 55, 12, 44, 26, 43, 19, 49, 31, 6, 45, 37, 22, 11]
+    first, second = radix_passes(numbers, k)
+    border = sorted(numbers)[-k]
+    assert (first.border, second.border) == divmod(border, 8)
+    assert first.larger + second.larger == sum(number > border for number in numbers)
+
+
+def test_above_each_bar_stands_how_many_numbers_are_reached():
+    first, second = draw_radix_passes([7, 7, 1, 0, 20, 9], 4).axes  # 20 and 9 are larger, so two of four are missing
+    assert texts(first) == ["6", "2", "1", "0", "0", "0", "0", "0"]  # by digit, from 0 on
+    assert texts(second) == ["4", "3", "2", "2", "2", "2", "2", "2"]
+    assert second.get_title(loc="left") == "pass 2: 2 to be found among 4"
+
+
 @pytest.mark.parametrize(
     "draw",
     [
@@ -70,6 +105,10 @@ def test_a_cost_is_drawn_where_it_is_and_the_crossing_is_named():
         lambda: draw_window_pages(window=0),
         lambda: draw_block_lists(torch.ones(65, 65, dtype=torch.bool), 8),
         lambda: draw_costs({}, "time", "nothing"),
+        lambda: draw_ranges(10, 30, 9, 4),
+        lambda: draw_ranges(10, 9, 9, 4),
+        lambda: draw_radix_passes([1, 2, 3], 4),
+        lambda: draw_radix_passes([1, 64, 3], 2),
     ],
 )
 def test_what_cannot_be_read_is_refused(draw):

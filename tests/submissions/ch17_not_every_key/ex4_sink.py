@@ -1,6 +1,6 @@
 """Wrong answers to exercise 17.4, and unusual right ones."""
 
-from tests.submissions.edits import changed
+from tests.submissions.edits import changed, edited
 
 CLEANED = "torch.where((lses == -math.inf)[..., None], 0.0, outputs)"
 LARGEST, TOTAL = "torch.maximum(lses.amax(dim=0), sinks)", "weights.sum(dim=0) + torch.exp(sinks - reference)"
@@ -38,8 +38,22 @@ ONE_BY_ONE = another("""    m = sinks.expand(lses.shape[1:]).clone()
         m, l = new, l * old + weight
     return acc / l.masked_fill(l == 0, 1.0)[..., None], torch.where(l == 0, -math.inf, m + l.log())
 """)
+IN_BASE_2 = another("""    LOG2E = math.log2(math.e)
+    lses, s = lses * LOG2E, sinks * LOG2E
+    m = torch.maximum(lses.amax(0), s)
+    safe = torch.where(m == -math.inf, 0.0, m)
+    w = torch.exp2(lses - safe)
+    d = w.sum(0) + torch.exp2(s - safe)
+    o = torch.where((w == 0)[..., None], 0.0, outputs)
+    out = (w[..., None] * o).sum(0) / torch.where(d == 0, 1.0, d)[..., None]
+    return out, torch.where(d == 0, -math.inf, (safe + torch.log2(d)) / LOG2E)
+""")
 
 WRONG = {
+    # Others' cells: one maximum for all rows, the sink forgotten where the units change, and in a loop over the splits.
+    "one_maximum": edited(IN_BASE_2, ("torch.maximum(lses.amax(0), s)", "torch.maximum(lses.amax(), s.amax())")),
+    "sink_in_base_2__natural_in_the_sum": edited(IN_BASE_2, ("exp2(s - safe)", "exp2(sinks - safe)")),
+    "output_not_rescaled": edited(ONE_BY_ONE, ("acc * old[..., None]", "acc")),
     # The sink and the splits: in every split, or lost where the key range is empty (ROCm/rocm-libraries#12229).
     "sink_in_every_split": merging(TOTAL, f"(weights + {SINK}).sum(dim=0)"),
     "sink_in_every_split__with_keys": merging(TOTAL, f"{KEYS} + (lses > -math.inf).sum(dim=0) * {SINK}"),
@@ -129,15 +143,7 @@ UNUSUAL = {
     output = (parts * weights[..., None]).sum(dim=0) * torch.sigmoid(keys - sinks).nan_to_num(0.0)[..., None]
     return output, torch.logaddexp(keys, sinks.expand_as(keys))
 """),
-    "in units of log 2": another("""    scores = torch.cat([lses, sinks.expand_as(lses[:1])]) / math.log(2)
-    largest = scores.amax(0)
-    base = torch.where(largest == -math.inf, 0.0, largest)
-    weights = torch.exp2(scores - base)
-    total = weights.sum(0)
-    safe = torch.where(lses[..., None] == -math.inf, 0.0, outputs)
-    output = (safe * weights[:-1, ..., None]).sum(0) / torch.where(total == 0, 1.0, total)[..., None]
-    return output, torch.where(total == 0, -math.inf, (base + torch.log2(total)) * math.log(2))
-"""),
+    "in units of log 2": IN_BASE_2,
     "two splits at a time": another("""    parts = [(torch.zeros_like(outputs[0]), sinks.expand_as(lses[0]))]
     parts += [(o.masked_fill((l == -math.inf)[..., None], 0.0), l) for o, l in zip(outputs, lses)]
     while len(parts) > 1:
