@@ -447,3 +447,138 @@ wanted = torch.stack([
 ])
 print(f"{len(slots)} places for {tokens * k} choices, the largest error is {(result - wanted).abs().max():.1e}")
 
+# %% [markdown]
+# ## Eight bits, and a sum in two levels · deeper
+#
+# Hopper multiplies numbers of 8 bits at twice the rate of 16. The format is *e4m3*: four bits of exponent, three of
+# mantissa, and nothing larger than 448. That is too little for a whole matrix, so numbers get *scales*. In DeepSeek-V3
+# each row of $x$ has a scale for every 128 numbers, and the weights have one for every block of 128 × 128:
+#
+# $$\text{out} = \sum_{\text{blocks}} s_x \cdot s_w \cdot (\text{codes of } x) \cdot (\text{codes of } w)^\top$$
+#
+# A scale is the same for all 128 products of a block. So multiply the *sum* of the block by it, once, and not the
+# numbers: a scaled number would have to be rounded to 8 bits again.
+#
+# For example, take a block whose largest number is 896. Its scale is 896 / 448 = 2. The number 100 becomes 50, which
+# e4m3 does not have: between 32 and 64 it has every fourth number. So 50 becomes 48 or 52. Both are as near, and the
+# even one wins: 48. Restored that is 96, an error of 4 %. If the block also held 100,000, its scale would be 223, and a 1
+# would become 0.0045. Down there e4m3 has only every multiple of 0.00195, so it becomes 0.0039. Restored that is 0.87,
+# an error of 13 %. That is why there is a scale for every 128 numbers: an outlier spoils its own block alone.
+#
+# **The adder.** A tensor core adds what it multiplies, and its registers are float32. But its adder is not. DeepSeek
+# found that of each product Hopper keeps the 14 highest bits, aligned to the largest of 32 products, and cuts off the
+# others ([DeepGEMM#37](https://github.com/deepseek-ai/DeepGEMM/issues/37)). Others put numbers with more bits into the
+# registers, and got them back with 13 bits of mantissa
+# ([SageAttention#287](https://github.com/thu-ml/SageAttention/issues/287)). Cutting is not rounding: it always makes a
+# number smaller. So the errors of positive products have one sign, and add up instead of cancelling.
+#
+# The cell below adds $K$ products of positive numbers with a model of this adder,
+# `course_lib.hardware.tensor_core_model.tensor_core`. It does so in two ways. A *running total* stays in the tensor
+# core to the end. A sum *in two levels* starts from zero at every 128 products, and what comes out is added in float32
+# by ordinary instructions ([DeepGEMM#50](https://github.com/deepseek-ai/DeepGEMM/issues/50); CUTLASS does so after every
+# 4 instructions of 32 products, [cutlass#3149](https://github.com/NVIDIA/cutlass/pull/3149)).
+#
+# With 14 bits one number is off by up to $2^{-13}$, about 0.01 %. **Predict** the error of the running total for 16,384
+# products, in percent.
+
+# %%
+predict("18 error of the running total, 16,384 products", ..., "%")
+
+# %%
+from course_lib.hardware.tensor_core_model import tensor_core
+
+
+def relative_error(out, a, b):
+    exact = a.double() @ b.double().T
+    return float(((out.double() - exact).abs() / exact).mean())
+
+
+generator = torch.Generator().manual_seed(0)
+print(f"{'products':>10}{'running total':>16}{'two levels':>13}")
+for length in (1024, 4096, 16_384):
+    a, b = (torch.rand(8, length, generator=generator).to(torch.float8_e4m3fn) for _ in range(2))
+    running, levels = None, torch.zeros(8, 8)
+    for begin in range(0, length, 128):
+        part = slice(begin, begin + 128)
+        running = tensor_core(a[:, part], b[:, part], running)
+        levels += tensor_core(a[:, part], b[:, part])
+    print(f"{length:>10,}{relative_error(running, a, b):>16.1e}{relative_error(levels, a, b):>13.1e}")
+measured("18 error of the running total, 16,384 products", 100 * relative_error(running, a, b), "%")
+
+# %% [markdown]
+# The running total is off by 1 %, and each number in it was rounded to 3 bits of mantissa only. Is that much? The
+# rounding of the inputs has either sign, so in a long sum it cancels; the adder's does not. With two levels the error is
+# 0.01 %, however long the sum is, because the tensor core never adds more than 128 products.
+#
+# The scales come for nothing here. The block's sum leaves the tensor core anyway, and on its way into the float32 total
+# it is multiplied by $s_x \cdot s_w$.
+
+# %%
+# Exercise 18.8 · FP8 with scales: a sum in two levels
+def to_blocks(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eight bits for each number, and a scale for each 128 numbers of a row.
+
+    x: float32, float16 or bfloat16 [rows, inner], at least 1 of each. Finite numbers; the largest of a block is 0, or
+        between 1e-20 and 1e20 in size.
+    Returns: (codes, scales), float8_e4m3fn [rows, inner] and float32 [rows, blocks], with blocks = inner / 128, rounded
+    up. Block i of a row are its numbers 128 · i to 128 · i + 127; the last block may have fewer. Its scale is the
+    largest magnitude in it, divided by 448, and 1 where all of its numbers are 0. A code is its number divided by the
+    block's scale, rounded to the nearest e4m3 number. All of this in float32.
+    """
+    # BEGIN SOLUTION
+    x = x.float()
+    rows, inner = x.shape
+    blocks = F.pad(x, (0, -inner % 128)).view(rows, -1, 128)
+    largest = blocks.abs().amax(dim=-1)
+    scales = torch.where(largest > 0, largest / 448, 1.0)
+    codes = (blocks / scales[:, :, None]).view(rows, -1)[:, :inner]
+    return codes.to(torch.float8_e4m3fn), scales
+    # END SOLUTION
+
+
+def scaled_product(
+    x: torch.Tensor, x_scales: torch.Tensor, weight: torch.Tensor, weight_scales: torch.Tensor, tensor_core
+) -> torch.Tensor:
+    """x · weightᵀ of scaled 8-bit numbers, with sums in two levels.
+
+    x: float8_e4m3fn [rows, inner]. weight: float8_e4m3fn [outer, inner]. All sizes at least 1.
+    x_scales: float32 [rows, blocks], positive, one for each 128 columns of a row, as `to_blocks` makes them.
+    weight_scales: float32 [outer / 128, blocks], positive, the first rounded up: one for each 128 rows and 128 columns.
+    tensor_core: a function. tensor_core(a, b, sums) returns sums + a · bᵀ, float32 [rows, outer], with the few bits of
+        an FP8 tensor core. a is float8_e4m3fn [rows, n], b float8_e4m3fn [outer, n], with n from 1 to 128, and sums
+        float32 [rows, outer] or None for zeros. All products of x and weight are made by it.
+    Returns: float32 [rows, outer]. The products of each block of 128 columns (the last may have fewer) are added by the
+    tensor core alone, in one call and from zero. The block's sums are multiplied by the scales of their row and of
+    their block of the weight, and added up in float32.
+    """
+    # BEGIN SOLUTION
+    outer, inner = weight.shape
+    total = torch.zeros(len(x), outer, device=x.device)
+    for block, begin in enumerate(range(0, inner, 128)):
+        part = slice(begin, begin + 128)
+        sums = tensor_core(x[:, part], weight[:, part], None)
+        of_weight = weight_scales[:, block].repeat_interleave(128)[:outer]
+        total += sums * (x_scales[:, block, None] * of_weight)
+    return total
+    # END SOLUTION
+
+
+# %%
+best_to_blocks, best_scaled_product = check("18.8", to_blocks, scaled_product).best
+
+# %% [markdown]
+# Take the whole way once: numbers to blocks, the product, and the error against float64. Most of it now comes from the
+# rounding to three bits of mantissa, and not from the adder.
+
+# %%
+generator = torch.Generator().manual_seed(2)
+x, weight = torch.randn(4, 2048, generator=generator), torch.randn(6, 2048, generator=generator)
+x_codes, x_scales = best_to_blocks(x)
+of_blocks = weight.view(6, -1, 128).abs().amax(dim=(0, 2))[None] / 448  # the six rows lie in one block of 128
+weight_codes = (weight / of_blocks.repeat_interleave(128, dim=1)).to(torch.float8_e4m3fn)
+out = best_scaled_product(x_codes, x_scales, weight_codes, of_blocks, tensor_core).double()
+exact = x.double() @ weight.double().T
+restored = (x_codes.double() * x_scales.double().repeat_interleave(128, 1)) @ (
+    weight_codes.double() * of_blocks.double().repeat_interleave(128, 1)).T
+print(f"error of the 8-bit numbers   {(restored - exact).norm() / exact.norm():.1e}")
+print(f"error that the adder adds    {(out - restored).norm() / exact.norm():.1e}")
