@@ -221,17 +221,18 @@ for tokens in (64, 1024, 8192):
 measured("18 padded rows over real ones, 64 tokens, tiles of 128", padded_over_real(64), "times")
 
 # %% [markdown]
-# The 64 tokens have 512 choices, so an expert gets 4 rows on average. Nearly all 128 experts have a row, and each of
-# them gets a tile of 128. Tiles of 16 rows waste far less. So servers choose the tile by the number of tokens, and a
+# The 64 tokens have 512 choices, so an expert gets 4 rows on average. Of the 128 experts 126 have a row here, and each of
+# them gets a tile of 128. If all had one, the factor would be 128 · 128 / 512 = 32. Tiles of 16 rows waste far less. So servers choose the tile by the number of tokens, and a
 # list that was made for one block must not be read with another
 # ([vllm#16247](https://github.com/vllm-project/vllm/issues/16247)).
 #
 # **Back again.** After the experts each place holds one row of results. A token's result is the sum of its $k$ rows,
 # each times its weight. Two things go wrong here. The weight belongs to the *choice*: `weights[t, c]`. A kernel that
 # takes one weight for each token is right only if $k$ is 1
-# ([Triton-distributed#133](https://github.com/ByteDance-Seed/Triton-distributed/issues/133)). And rows at sentinel places
-# hold what memory held before. A weight of 0 does not remove them, because 0 · NaN is NaN; torchtitan's loss became NaN
-# that way ([torchtitan#1237](https://github.com/pytorch/torchtitan/issues/1237)). Such rows must not be read at all.
+# ([Triton-distributed#133](https://github.com/ByteDance-Seed/Triton-distributed/issues/133)). And rows at sentinel
+# places hold what memory held before. A weight of 0 does not remove them, because 0 · NaN is NaN. In torchtitan rows
+# beyond the last expert's were never written, and the loss became NaN
+# ([torchtitan#1237](https://github.com/pytorch/torchtitan/issues/1237)). So leave such rows out of the sum.
 #
 # If only the first row of each expert is put back, the text may still be fluent, but most of the batch is missing
 # ([vllm-xpu-kernels#453](https://github.com/vllm-project/vllm-xpu-kernels/issues/453)). So test with numbers.
@@ -330,9 +331,9 @@ print(measured("18 where expert 63 begins", begin / 2**31, "times 2³¹ elements
 # Turn the expert's number into int64 *before* you multiply.
 #
 # **Which FLOPs?** A product of $M$ rows with matrices of $K \cdot N$ does $2 M K N$ FLOPs, however many experts there
-# are: each row meets one matrix. A benchmark in torchao multiplied by the number of experts as well. The next cell takes
-# one row of its table ([ao#2490](https://github.com/pytorch/ao/pull/2490)): 8,192 rows, $K$ = 5,120, $N$ = 8,192, 16
-# experts, 1.31 ms on an H100 with a peak of 989 TFLOP/s.
+# are: each row meets one matrix. A benchmark in torchao multiplied by the number of experts as well. The next cell
+# takes one row of its table ([ao#2490](https://github.com/pytorch/ao/pull/2490)): 8,192 rows, $K$ = 5,120, $N$ = 8,192,
+# 16 experts, bfloat16, 1.31 ms on an H100 with a peak of 989 TFLOP/s.
 
 # %%
 seconds, peak = 1.31e-3, 989e12
@@ -343,8 +344,8 @@ print(f"{'each row with its own expert':<30}{useful / seconds / 1e12:>8,.0f} TFL
       f"{useful / seconds / peak:>6.3f} of the peak")
 
 # %% [markdown]
-# The table says 8.456 of the peak, and no kernel can do more than 1. So a share above 1 is not a success but a mistake
-# in the count. The honest figure is 525 TFLOP/s, 53 % of the peak.
+# The table says 8.456 of the peak; the small difference comes from a time of three digits. No kernel can reach more than
+# 1, so a share above 1 always means that the count is wrong. The honest figure is 525 TFLOP/s, 53 % of the peak.
 #
 # Which bytes must the kernel load? Each tile of places meets all columns of one matrix, so an expert's weights are
 # loaded once for each of its tiles. With few tokens that is nearly all of the traffic. There a tile of 16 rows moves as
@@ -387,8 +388,9 @@ def grouped_product(
 ) -> torch.Tensor:
     """The product of each place's row of x with its expert's weights, by one Triton kernel.
 
-    x: float16 or float32 [tokens, inner]; on a GPU with bfloat16 that, too. Any size of at least 1. Rows may lie any
-        number of elements apart; a row's elements lie side by side. A row that no slot names may hold anything, NaN too.
+    x: float16 or float32 [tokens, inner], on a GPU that has it bfloat16 too. Any size of at least 1. Rows may lie any
+        number of elements apart; a row's elements lie side by side. A row that no slot names may hold anything, NaN
+        too.
     weights: x's dtype [experts, outer, inner], any size of at least 1. Experts and rows may lie any number of elements
         apart, and experts may begin beyond 2³¹ elements; a row's elements lie side by side. An expert that is not named
         may hold anything, NaN too.
@@ -461,8 +463,8 @@ print(f"{len(slots)} places for {tokens * k} choices, the largest error is {(res
 #
 # For example, take a block whose largest number is 896. Its scale is 896 / 448 = 2. The number 100 becomes 50, which
 # e4m3 does not have: between 32 and 64 it has every fourth number. So 50 becomes 48 or 52. Both are as near, and the
-# even one wins: 48. Restored that is 96, an error of 4 %. If the block also held 100,000, its scale would be 223, and a 1
-# would become 0.0045. Down there e4m3 has only every multiple of 0.00195, so it becomes 0.0039. Restored that is 0.87,
+# even one wins: 48. Restored that is 96, an error of 4 %. If the block also held 100,000, its scale would be 223, and a
+# 1 would become 0.0045. Down there e4m3 has only the multiples of 0.00195, so it becomes 0.0039. Restored that is 0.87,
 # an error of 13 %. That is why there is a scale for every 128 numbers: an outlier spoils its own block alone.
 #
 # **The adder.** A tensor core adds what it multiplies, and its registers are float32. But its adder is not. DeepSeek
@@ -475,8 +477,8 @@ print(f"{len(slots)} places for {tokens * k} choices, the largest error is {(res
 # The cell below adds $K$ products of positive numbers with a model of this adder,
 # `course_lib.hardware.tensor_core_model.tensor_core`. It does so in two ways. A *running total* stays in the tensor
 # core to the end. A sum *in two levels* starts from zero at every 128 products, and what comes out is added in float32
-# by ordinary instructions ([DeepGEMM#50](https://github.com/deepseek-ai/DeepGEMM/issues/50); CUTLASS does so after every
-# 4 instructions of 32 products, [cutlass#3149](https://github.com/NVIDIA/cutlass/pull/3149)).
+# by ordinary instructions ([DeepGEMM#50](https://github.com/deepseek-ai/DeepGEMM/issues/50)). CUTLASS does so as well,
+# after every 4 instructions of 32 products ([cutlass#3149](https://github.com/NVIDIA/cutlass/pull/3149)).
 #
 # With 14 bits one number is off by up to $2^{-13}$, about 0.01 %. **Predict** the error of the running total for 16,384
 # products, in percent.
@@ -506,9 +508,9 @@ for length in (1024, 4096, 16_384):
 measured("18 error of the running total, 16,384 products", 100 * relative_error(running, a, b), "%")
 
 # %% [markdown]
-# The running total is off by 1 %, and each number in it was rounded to 3 bits of mantissa only. Is that much? The
-# rounding of the inputs has either sign, so in a long sum it cancels; the adder's does not. With two levels the error is
-# 0.01 %, however long the sum is, because the tensor core never adds more than 128 products.
+# The running total is off by 1 %. Is that much, when each number was rounded to 3 bits of mantissa before? It is,
+# because the rounding of the numbers has either sign and cancels in a long sum, and the adder's does not. With two
+# levels the error is 0.01 %, however long the sum is, because the tensor core never adds more than 128 products.
 #
 # The scales come for nothing here. The block's sum leaves the tensor core anyway, and on its way into the float32 total
 # it is multiplied by $s_x \cdot s_w$.
