@@ -221,10 +221,10 @@ for tokens in (64, 1024, 8192):
 measured("18 padded rows over real ones, 64 tokens, tiles of 128", padded_over_real(64), "times")
 
 # %% [markdown]
-# The 64 tokens have 512 choices, so an expert gets 4 rows on average. Of the 128 experts 126 have a row here, and each of
-# them gets a tile of 128. If all had one, the factor would be 128 · 128 / 512 = 32. Tiles of 16 rows waste far less. So servers choose the tile by the number of tokens, and a
-# list that was made for one block must not be read with another
-# ([vllm#16247](https://github.com/vllm-project/vllm/issues/16247)).
+# The 64 tokens have 512 choices, so an expert gets 4 rows on average. Of the 128 experts 126 have a row here, and each
+# of them gets a tile of 128. If all had one, the factor would be 128 · 128 / 512 = 32. Tiles of 16 rows waste far less.
+# So servers choose the tile by the number of tokens. A list that was made for one block must then not be read with
+# another ([vllm#16247](https://github.com/vllm-project/vllm/issues/16247)).
 #
 # **Back again.** After the experts each place holds one row of results. A token's result is the sum of its $k$ rows,
 # each times its weight. Two things go wrong here. The weight belongs to the *choice*: `weights[t, c]`. A kernel that
@@ -344,8 +344,8 @@ print(f"{'each row with its own expert':<30}{useful / seconds / 1e12:>8,.0f} TFL
       f"{useful / seconds / peak:>6.3f} of the peak")
 
 # %% [markdown]
-# The table says 8.456 of the peak; the small difference comes from a time of three digits. No kernel can reach more than
-# 1, so a share above 1 always means that the count is wrong. The honest figure is 525 TFLOP/s, 53 % of the peak.
+# The table says 8.456 of the peak; the small difference comes from a time of three digits. No kernel can reach more
+# than 1, so a share above 1 always means that the count is wrong. The honest figure is 525 TFLOP/s, 53 % of the peak.
 #
 # Which bytes must the kernel load? Each tile of places meets all columns of one matrix, so an expert's weights are
 # loaded once for each of its tiles. With few tokens that is nearly all of the traffic. There a tile of 16 rows moves as
