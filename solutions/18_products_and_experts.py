@@ -221,17 +221,18 @@ for tokens in (64, 1024, 8192):
 measured("18 padded rows over real ones, 64 tokens, tiles of 128", padded_over_real(64), "times")
 
 # %% [markdown]
-# The 64 tokens have 512 choices, so an expert gets 4 rows on average. Nearly all 128 experts have a row, and each of
-# them gets a tile of 128. Tiles of 16 rows waste far less. So servers choose the tile by the number of tokens, and a
-# list that was made for one block must not be read with another
-# ([vllm#16247](https://github.com/vllm-project/vllm/issues/16247)).
+# The 64 tokens have 512 choices, so an expert gets 4 rows on average. Of the 128 experts 126 have a row here, and each
+# of them gets a tile of 128. If all had one, the factor would be 128 · 128 / 512 = 32. Tiles of 16 rows waste far less.
+# So servers choose the tile by the number of tokens. A list that was made for one block must then not be read with
+# another ([vllm#16247](https://github.com/vllm-project/vllm/issues/16247)).
 #
 # **Back again.** After the experts each place holds one row of results. A token's result is the sum of its $k$ rows,
 # each times its weight. Two things go wrong here. The weight belongs to the *choice*: `weights[t, c]`. A kernel that
 # takes one weight for each token is right only if $k$ is 1
-# ([Triton-distributed#133](https://github.com/ByteDance-Seed/Triton-distributed/issues/133)). And rows at sentinel places
-# hold what memory held before. A weight of 0 does not remove them, because 0 · NaN is NaN; torchtitan's loss became NaN
-# that way ([torchtitan#1237](https://github.com/pytorch/torchtitan/issues/1237)). Such rows must not be read at all.
+# ([Triton-distributed#133](https://github.com/ByteDance-Seed/Triton-distributed/issues/133)). And rows at sentinel
+# places hold what memory held before. A weight of 0 does not remove them, because 0 · NaN is NaN. In torchtitan rows
+# beyond the last expert's were never written, and the loss became NaN
+# ([torchtitan#1237](https://github.com/pytorch/torchtitan/issues/1237)). So leave such rows out of the sum.
 #
 # If only the first row of each expert is put back, the text may still be fluent, but most of the batch is missing
 # ([vllm-xpu-kernels#453](https://github.com/vllm-project/vllm-xpu-kernels/issues/453)). So test with numbers.
@@ -330,9 +331,9 @@ print(measured("18 where expert 63 begins", begin / 2**31, "times 2³¹ elements
 # Turn the expert's number into int64 *before* you multiply.
 #
 # **Which FLOPs?** A product of $M$ rows with matrices of $K \cdot N$ does $2 M K N$ FLOPs, however many experts there
-# are: each row meets one matrix. A benchmark in torchao multiplied by the number of experts as well. The next cell takes
-# one row of its table ([ao#2490](https://github.com/pytorch/ao/pull/2490)): 8,192 rows, $K$ = 5,120, $N$ = 8,192, 16
-# experts, 1.31 ms on an H100 with a peak of 989 TFLOP/s.
+# are: each row meets one matrix. A benchmark in torchao multiplied by the number of experts as well. The next cell
+# takes one row of its table ([ao#2490](https://github.com/pytorch/ao/pull/2490)): 8,192 rows, $K$ = 5,120, $N$ = 8,192,
+# 16 experts, bfloat16, 1.31 ms on an H100 with a peak of 989 TFLOP/s.
 
 # %%
 seconds, peak = 1.31e-3, 989e12
@@ -343,8 +344,8 @@ print(f"{'each row with its own expert':<30}{useful / seconds / 1e12:>8,.0f} TFL
       f"{useful / seconds / peak:>6.3f} of the peak")
 
 # %% [markdown]
-# The table says 8.456 of the peak, and no kernel can do more than 1. So a share above 1 is not a success but a mistake
-# in the count. The honest figure is 525 TFLOP/s, 53 % of the peak.
+# The table says 8.456 of the peak; the small difference comes from a time of three digits. No kernel can reach more
+# than 1, so a share above 1 always means that the count is wrong. The honest figure is 525 TFLOP/s, 53 % of the peak.
 #
 # Which bytes must the kernel load? Each tile of places meets all columns of one matrix, so an expert's weights are
 # loaded once for each of its tiles. With few tokens that is nearly all of the traffic. There a tile of 16 rows moves as
@@ -387,8 +388,9 @@ def grouped_product(
 ) -> torch.Tensor:
     """The product of each place's row of x with its expert's weights, by one Triton kernel.
 
-    x: float16 or float32 [tokens, inner]; on a GPU with bfloat16 that, too. Any size of at least 1. Rows may lie any
-        number of elements apart; a row's elements lie side by side. A row that no slot names may hold anything, NaN too.
+    x: float16 or float32 [tokens, inner], on a GPU that has it bfloat16 too. Any size of at least 1. Rows may lie any
+        number of elements apart; a row's elements lie side by side. A row that no slot names may hold anything, NaN
+        too.
     weights: x's dtype [experts, outer, inner], any size of at least 1. Experts and rows may lie any number of elements
         apart, and experts may begin beyond 2³¹ elements; a row's elements lie side by side. An expert that is not named
         may hold anything, NaN too.
@@ -447,3 +449,138 @@ wanted = torch.stack([
 ])
 print(f"{len(slots)} places for {tokens * k} choices, the largest error is {(result - wanted).abs().max():.1e}")
 
+# %% [markdown]
+# ## Eight bits, and a sum in two levels · deeper
+#
+# Hopper multiplies numbers of 8 bits at twice the rate of 16. The format is *e4m3*: four bits of exponent, three of
+# mantissa, and nothing larger than 448. That is too little for a whole matrix, so numbers get *scales*. In DeepSeek-V3
+# each row of $x$ has a scale for every 128 numbers, and the weights have one for every block of 128 × 128:
+#
+# $$\text{out} = \sum_{\text{blocks}} s_x \cdot s_w \cdot (\text{codes of } x) \cdot (\text{codes of } w)^\top$$
+#
+# A scale is the same for all 128 products of a block. So multiply the *sum* of the block by it, once, and not the
+# numbers: a scaled number would have to be rounded to 8 bits again.
+#
+# For example, take a block whose largest number is 896. Its scale is 896 / 448 = 2. The number 100 becomes 50, which
+# e4m3 does not have: between 32 and 64 it has every fourth number. So 50 becomes 48 or 52. Both are as near, and the
+# even one wins: 48. Restored that is 96, an error of 4 %. If the block also held 100,000, its scale would be 223, and a
+# 1 would become 0.0045. Down there e4m3 has only the multiples of 0.00195, so it becomes 0.0039. Restored that is 0.87,
+# an error of 13 %. That is why there is a scale for every 128 numbers: an outlier spoils its own block alone.
+#
+# **The adder.** A tensor core adds what it multiplies, and its registers are float32. But its adder is not. DeepSeek
+# found that of each product Hopper keeps the 14 highest bits, aligned to the largest of 32 products, and cuts off the
+# others ([DeepGEMM#37](https://github.com/deepseek-ai/DeepGEMM/issues/37)). Others put numbers with more bits into the
+# registers, and got them back with 13 bits of mantissa
+# ([SageAttention#287](https://github.com/thu-ml/SageAttention/issues/287)). Cutting is not rounding: it always makes a
+# number smaller. So the errors of positive products have one sign, and add up instead of cancelling.
+#
+# The cell below adds $K$ products of positive numbers with a model of this adder,
+# `course_lib.hardware.tensor_core_model.tensor_core`. It does so in two ways. A *running total* stays in the tensor
+# core to the end. A sum *in two levels* starts from zero at every 128 products, and what comes out is added in float32
+# by ordinary instructions ([DeepGEMM#50](https://github.com/deepseek-ai/DeepGEMM/issues/50)). CUTLASS does so as well,
+# after every 4 instructions of 32 products ([cutlass#3149](https://github.com/NVIDIA/cutlass/pull/3149)).
+#
+# With 14 bits one number is off by up to $2^{-13}$, about 0.01 %. **Predict** the error of the running total for 16,384
+# products, in percent.
+
+# %%
+predict("18 error of the running total, 16,384 products", ..., "%")
+
+# %%
+from course_lib.hardware.tensor_core_model import tensor_core
+
+
+def relative_error(out, a, b):
+    exact = a.double() @ b.double().T
+    return float(((out.double() - exact).abs() / exact).mean())
+
+
+generator = torch.Generator().manual_seed(0)
+print(f"{'products':>10}{'running total':>16}{'two levels':>13}")
+for length in (1024, 4096, 16_384):
+    a, b = (torch.rand(8, length, generator=generator).to(torch.float8_e4m3fn) for _ in range(2))
+    running, levels = None, torch.zeros(8, 8)
+    for begin in range(0, length, 128):
+        part = slice(begin, begin + 128)
+        running = tensor_core(a[:, part], b[:, part], running)
+        levels += tensor_core(a[:, part], b[:, part])
+    print(f"{length:>10,}{relative_error(running, a, b):>16.1e}{relative_error(levels, a, b):>13.1e}")
+measured("18 error of the running total, 16,384 products", 100 * relative_error(running, a, b), "%")
+
+# %% [markdown]
+# The running total is off by 1 %. Is that much, when each number was rounded to 3 bits of mantissa before? It is,
+# because the rounding of the numbers has either sign and cancels in a long sum, and the adder's does not. With two
+# levels the error is 0.01 %, however long the sum is, because the tensor core never adds more than 128 products.
+#
+# The scales come for nothing here. The block's sum leaves the tensor core anyway, and on its way into the float32 total
+# it is multiplied by $s_x \cdot s_w$.
+
+# %%
+# Exercise 18.8 · FP8 with scales: a sum in two levels
+def to_blocks(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eight bits for each number, and a scale for each 128 numbers of a row.
+
+    x: float32, float16 or bfloat16 [rows, inner], at least 1 of each. Finite numbers; the largest of a block is 0, or
+        between 1e-20 and 1e20 in size.
+    Returns: (codes, scales), float8_e4m3fn [rows, inner] and float32 [rows, blocks], with blocks = inner / 128, rounded
+    up. Block i of a row are its numbers 128 · i to 128 · i + 127; the last block may have fewer. Its scale is the
+    largest magnitude in it, divided by 448, and 1 where all of its numbers are 0. A code is its number divided by the
+    block's scale, rounded to the nearest e4m3 number. All of this in float32.
+    """
+    # BEGIN SOLUTION
+    x = x.float()
+    rows, inner = x.shape
+    blocks = F.pad(x, (0, -inner % 128)).view(rows, -1, 128)
+    largest = blocks.abs().amax(dim=-1)
+    scales = torch.where(largest > 0, largest / 448, 1.0)
+    codes = (blocks / scales[:, :, None]).view(rows, -1)[:, :inner]
+    return codes.to(torch.float8_e4m3fn), scales
+    # END SOLUTION
+
+
+def scaled_product(
+    x: torch.Tensor, x_scales: torch.Tensor, weight: torch.Tensor, weight_scales: torch.Tensor, tensor_core
+) -> torch.Tensor:
+    """x · weightᵀ of scaled 8-bit numbers, with sums in two levels.
+
+    x: float8_e4m3fn [rows, inner]. weight: float8_e4m3fn [outer, inner]. All sizes at least 1.
+    x_scales: float32 [rows, blocks], positive, one for each 128 columns of a row, as `to_blocks` makes them.
+    weight_scales: float32 [outer / 128, blocks], positive, the first rounded up: one for each 128 rows and 128 columns.
+    tensor_core: a function. tensor_core(a, b, sums) returns sums + a · bᵀ, float32 [rows, outer], with the few bits of
+        an FP8 tensor core. a is float8_e4m3fn [rows, n], b float8_e4m3fn [outer, n], with n from 1 to 128, and sums
+        float32 [rows, outer] or None for zeros. All products of x and weight are made by it.
+    Returns: float32 [rows, outer]. The products of each block of 128 columns (the last may have fewer) are added by the
+    tensor core alone, in one call and from zero. The block's sums are multiplied by the scales of their row and of
+    their block of the weight, and added up in float32.
+    """
+    # BEGIN SOLUTION
+    outer, inner = weight.shape
+    total = torch.zeros(len(x), outer, device=x.device)
+    for block, begin in enumerate(range(0, inner, 128)):
+        part = slice(begin, begin + 128)
+        sums = tensor_core(x[:, part], weight[:, part], None)
+        of_weight = weight_scales[:, block].repeat_interleave(128)[:outer]
+        total += sums * (x_scales[:, block, None] * of_weight)
+    return total
+    # END SOLUTION
+
+
+# %%
+best_to_blocks, best_scaled_product = check("18.8", to_blocks, scaled_product).best
+
+# %% [markdown]
+# Take the whole way once: numbers to blocks, the product, and the error against float64. Most of it now comes from the
+# rounding to three bits of mantissa, and not from the adder.
+
+# %%
+generator = torch.Generator().manual_seed(2)
+x, weight = torch.randn(4, 2048, generator=generator), torch.randn(6, 2048, generator=generator)
+x_codes, x_scales = best_to_blocks(x)
+of_blocks = weight.view(6, -1, 128).abs().amax(dim=(0, 2))[None] / 448  # the six rows lie in one block of 128
+weight_codes = (weight / of_blocks.repeat_interleave(128, dim=1)).to(torch.float8_e4m3fn)
+out = best_scaled_product(x_codes, x_scales, weight_codes, of_blocks, tensor_core).double()
+exact = x.double() @ weight.double().T
+restored = (x_codes.double() * x_scales.double().repeat_interleave(128, 1)) @ (
+    weight_codes.double() * of_blocks.double().repeat_interleave(128, 1)).T
+print(f"error of the 8-bit numbers   {(restored - exact).norm() / exact.norm():.1e}")
+print(f"error that the adder adds    {(out - restored).norm() / exact.norm():.1e}")

@@ -126,6 +126,7 @@ def grouped_cases(draw):
              block_k=32),
         case("rows of x and of weights with gaps", tokens=20, x_layout=gaps, weights_layout=gaps),
         *(replace(one, driver=at_real_places) for one in far),
+        *([case("bfloat16, five tiles", tokens=50, k=2, tiles=5, dtype=torch.bfloat16)] if draw.bfloat16 else []),
     ]  # fmt: skip
 
 
