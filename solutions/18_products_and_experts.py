@@ -121,3 +121,94 @@ print(measured("18 tiles loaded in strips of 8", sum(best_tiles_loaded(132, 64, 
 # ones more again: at 64 the programs go down whole columns. A square would be best, because the sum of its sides is
 # smallest for a given area. Here tiles are twice as wide as they are high, so a tile of `weight` has twice as many
 # bytes as one of `x`. Counted in bytes, strips of 16 are better than strips of 8 at this size.
+
+# %% [markdown]
+# ## A product in tiles
+#
+# Now the kernel. A program has one tile of the result, `block_m` rows by `block_n` columns. It keeps the sums of that
+# tile in registers, in float32. In a loop along `inner` it loads `block_k` numbers of each of its rows of `x` and of
+# each of its rows of `weight`, multiplies the two tiles with `tl.dot`, and adds. At the end it rounds once and stores.
+#
+# `weight` is [outer, inner]. A tile of it is therefore [block_n, block_k], and `tl.dot` needs [block_k, block_n] on its
+# right side. You can turn the tile with `tl.trans`, or load it that way round: what lies where in memory is a matter of
+# the offsets alone.
+#
+# How many bytes does this load? A program loads `block_m + block_n` rows of `inner` numbers. For 300 rows, 500 outer
+# and 200 inner in tiles of 64 × 128 there are 5 · 4 = 20 programs. Each loads up to 192 rows of 200 numbers. That makes
+# 768,000 numbers, where `x` and `weight` have 160,000. Larger tiles load less, and the L2 cache serves most of the
+# rest.
+#
+# Two things go wrong more often than the multiplication itself.
+#
+# **Strides.** `x` may be a slice of a wider matrix, or a transposed view. Then its rows lie `x.stride(0)` elements
+# apart, and the numbers of a row lie `x.stride(1)` apart. So the step to the next block is `block_k` times that stride,
+# not `block_k`. A change to FastDeploy's mixture-of-experts kernel, proposed as a fix of crashes, removed this factor.
+# The reviewer answered that the stride need not be 1
+# ([FastDeploy#2643](https://github.com/PaddlePaddle/FastDeploy/pull/2643)).
+#
+# **The end of inner.** In the last block some of the `block_k` numbers do not exist. They must be loaded as 0 in `x`
+# *and* in `weight`. If one side alone is masked, the other side holds whatever lies behind its row in memory. Times 0
+# that is 0, unless it is NaN or infinite. The next cell shows it: a row of three numbers is a slice of a wider matrix
+# that holds NaN.
+
+# %%
+wide = torch.full((1, 8), float("nan"))
+wide[:, :3] = 1.0
+row = wide[:, :3]  # three numbers; behind them lies NaN
+masked = torch.tensor([[2.0, 2.0, 2.0, 0.0]])  # four numbers, the last masked
+print("one side masked:  ", (masked * wide[:, :4]).sum().item())
+print("both sides masked:", (masked[:, :3] * row).sum().item())
+
+# %%
+# Exercise 18.2 · A tiled product
+@triton.jit
+def product_kernel(
+    x_pointer, weight_pointer, out_pointer, rows, outer, inner,
+    x_row_stride, x_inner_stride, weight_row_stride, weight_inner_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):
+    """One program: one tile of the result. You may change the arguments."""
+    # BEGIN SOLUTION
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    x_rows = x_pointer + row.to(tl.int64)[:, None] * x_row_stride  # [BLOCK_M, 1]
+    weight_rows = weight_pointer + column.to(tl.int64)[:, None] * weight_row_stride  # [BLOCK_N, 1]
+    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, inner, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)[None, :]  # [1, BLOCK_K]
+        x_tile = tl.load(x_rows + k * x_inner_stride, mask=(row < rows)[:, None] & (k < inner), other=0.0)
+        weight_tile = tl.load(
+            weight_rows + k * weight_inner_stride, mask=(column < outer)[:, None] & (k < inner), other=0.0
+        )
+        sums = tl.dot(x_tile, tl.trans(weight_tile), sums, input_precision="ieee")
+    inside = (row < rows)[:, None] & (column < outer)[None, :]
+    out_tile = out_pointer + row.to(tl.int64)[:, None] * outer + column[None, :]
+    tl.store(out_tile, sums.to(out_pointer.dtype.element_ty), mask=inside)
+    # END SOLUTION
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, block_m: int, block_n: int, block_k: int) -> torch.Tensor:
+    """x · weightᵀ, by one launch of your kernel.
+
+    x: [rows, inner]. weight: [outer, inner], as nn.Linear keeps it. All sizes are at least 1. Both are float32 or both
+        float16 (bfloat16 too, on a GPU that has it), each with any strides: transposed, with gaps, elements apart. Rows
+        may begin beyond 2³¹ elements. What lies between the elements of a view is not yours and may be NaN.
+    block_m, block_n, block_k: the tile of a program and the numbers of inner that it takes at a time: powers of two,
+        16 to 128.
+    Returns: a new contiguous tensor [rows, outer] of x's dtype. Sums are float32, rounded once at the end.
+    A program loads its block_m rows of x and its block_n rows of weight once, and stores its tile once. Bytes are
+    counted. Hand the kernel the tensors as they are, without a copy.
+    """
+    # BEGIN SOLUTION
+    (rows, inner), outer = x.shape, weight.shape[0]
+    out = torch.empty(rows, outer, dtype=x.dtype, device=x.device)
+    product_kernel[(triton.cdiv(rows, block_m), triton.cdiv(outer, block_n))](
+        x, weight, out, rows, outer, inner, *x.stride(), *weight.stride(),
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+    )
+    return out
+    # END SOLUTION
+
+
+# %%
+best_product = check("18.2", product).best

@@ -161,8 +161,8 @@ EXERCISE = Exercise(
             "them. Divide the number by the tiles of a whole strip: the quotient says which strip, and the remainder "
             "the place in it. In tiles_loaded go through the programs alone.", first=True,
             when=lambda case, seen, got: seen.error is not None and TOO_LONG in seen.error.text),
-        Mistake("not_whole_numbers", "The result is not two whole numbers. `/` gives a float even where nothing is left "
-            "over: use `//`. Return two numbers, and neither a list of tiles nor their sum.", first=True,
+        Mistake("not_whole_numbers", "The result is not two whole numbers. `/` gives a float even where nothing is "
+            "left over: use `//`. Return two numbers, and neither a list of tiles nor their sum.", first=True,
             when=lambda case, seen, got: seen.error is not None and "two whole numbers" in seen.error.text),
         Mistake("height_0", "A division by 0: for some program the height of the strip came out as 0. Then either the "
             "height is wrong, as row_tiles % strip is where the strips divide the row tiles, or the strip's first row "

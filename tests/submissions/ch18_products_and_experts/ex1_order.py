@@ -77,7 +77,8 @@ WRONG = {
         "return which * strip + place % height, place // height")),
     "not_whole_numbers": wrong(("place // height", "place / height")),
     "wrong_height": wrong((HEIGHT, "max(strip, row_tiles - first_row)")),
-    "rows_wrapped": wrong((HEIGHT, "strip"), ("first_row + place % height", "(first_row + place % height) % row_tiles")),
+    "rows_wrapped": wrong(
+        (HEIGHT, "strip"), ("first_row + place % height", "(first_row + place % height) % row_tiles")),
     "wrong_place": wrong((PLACE, "number - first_row")),
     "whole_strips": wrong((LOADED, "of_x, of_weight = (len(set(numbers)) for numbers in zip(*tiles))\n    return "
                            "min(row_tiles, -(-programs // (strip * column_tiles)) * strip), of_weight")),
