@@ -68,6 +68,8 @@ WRONG = {
     "sums_in_16_bits": wrong(*HALF),
     "sums_in_16_bits__products": wrong((DOT, 'sums += tl.dot(x_tile, tl.trans(weight_tile), input_precision="ieee")'
                                              ".to(x_tile.dtype).to(tl.float32)")),
+    "rounded_on_the_way": wrong((DOT, f"{DOT}\n        if start % (3 * BLOCK_K) == 0:\n            "
+                                      "sums = sums.to(out_pointer.dtype.element_ty).to(tl.float32)")),
     "operands_in_16_bits": wrong((DOT, "sums = tl.dot(x_tile.to(tl.float16), tl.trans(weight_tile).to(tl.float16), "
                                        "sums)")),
     "added_twice": wrong((DOT, f"{DOT}\n        {DOT}")),
