@@ -1,7 +1,5 @@
 # %% [markdown]
 # # 18 · Matrix products, fused MLPs and a mixture of experts
-#
-# **The question.** How much of a product's work is done for nobody?
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -10,7 +8,6 @@ from course_lib import (
 )
 
 import math
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +18,200 @@ from course_lib.hardware.units import format_bytes, format_seconds
 
 device = default_device()
 on_gpu = not interpreting()
+
+# %% [markdown]
+# ## The order of the tiles
+#
+# All weights in this chapter lie as `nn.Linear` keeps them: `x` is [rows, inner], `weight` is [outer, inner], and the
+# product $out = x \cdot weight^T$ is [rows, outer]. A kernel cuts the result into *tiles*, such as 128 rows by 256
+# columns, and one program computes one tile. For this it walks along `inner` in blocks of, say, 64 numbers. For each
+# block it loads one tile of `x`, which has its rows, and one tile of `weight`, which has its columns.
+#
+# Many programs run at the same time, one on each multiprocessor. Programs in the same row of tiles load the same tile
+# of `x`, and programs in the same column load the same tile of `weight`. If they do so at about the same time, only the
+# first load reads memory. The others find the tile in the L2 cache. So which tiles are at work *together* decides how
+# much memory is read, and that follows from the order in which the programs take the tiles.
+#
+# Take a result of 9 × 9 tiles and nine programs. Row by row, they compute the first row of tiles. The inner dimension
+# is nine blocks long as well, so together they read 9 tiles of `x`, one for each block, and all 81 tiles of `weight`:
+# 90 tiles. If they compute a square of 3 × 3 tiles instead, they read 3 · 9 of `x` and 3 · 9 of `weight`, which makes
+# 54. The work is the same, and so are the results.
+#
+# To get something like a square, programs go down a *strip*. It has a few row tiles, say 8, and is as wide as the whole
+# result. The first 8 programs take its first column from top to bottom, the next 8 its second column, and so on to the
+# last column. Then comes the next strip. The picture shows three programs at a time with strips of 3, in a result of 7
+# row tiles. The last strip has only one row tile left, so it is *thinner*: 1 instead of 3.
+#
+# | | column tile 0 | 1 | 2 | 3 |
+# |---|---|---|---|---|
+# | **row tile 0** | 0 | 3 | 6 | 9 |
+# | **1** | 1 | 4 | 7 | 10 |
+# | **2** | 2 | 5 | 8 | 11 |
+# | **3** | 12 | 15 | 18 | 21 |
+# | **4** | 13 | 16 | 19 | 22 |
+# | **5** | 14 | 17 | 20 | 23 |
+# | **6** | 24 | 25 | 26 | 27 |
+#
+# The thin last strip is where orders go wrong. A kernel in ROCm's FlyDSL went down groups of 8 row tiles and took the
+# last group to be as high as the others. With tiles of 128 rows, 1,024 rows are 8 row tiles, and the result was right.
+# 1,152 rows are 9, and row tiles that do not exist were addressed: the result was wrong, and at 1,536 rows the GPU
+# reported a page fault ([FlyDSL#979](https://github.com/ROCm/FlyDSL/pull/979)). nvFuser rounded the number of row tiles
+# up instead, so its grid grew beyond the number of tiles ([Fuser#3942](https://github.com/NVIDIA/Fuser/issues/3942)). A
+# published mixture-of-experts kernel took its number modulo the column tiles where it needed the row tiles. It seemed
+# to be much faster, because it read some weights again and again and others never
+# ([applied-ai#25](https://github.com/meta-pytorch/applied-ai/issues/25)).
+#
+# Now a large case. A product of 8192 × 8192 × 8192 in tiles of 128 × 256 has 64 row tiles and 32 column tiles, and an
+# H200 runs 132 programs at a time. Row by row, these are four whole rows and four tiles of a fifth. **Predict** how
+# many tiles of `x` and of `weight` together the 132 programs load for one block of `inner` if they go down strips of 8.
+# Row by row it is 5 + 32 = 37.
+
+# %%
+predict("18 tiles loaded in strips of 8", ..., "tiles")
+
+# %%
+# Exercise 18.1 · The order of tiles
+def tile_at(number: int, row_tiles: int, column_tiles: int, strip: int) -> tuple[int, int]:
+    """Which tile of the result the program of this number computes.
+
+    The result has row_tiles · column_tiles tiles. Programs go down the first `strip` row tiles in column tile 0, then
+    down the same row tiles in column tile 1, and so on to the last column tile. Then comes the next strip. The last
+    strip has the row tiles that are left, so it may be thinner.
+
+    number: 0 … row_tiles · column_tiles - 1.
+    row_tiles, column_tiles, strip: at least 1. The strip may be larger than row_tiles. There may be 2⁴⁰ tiles, so do
+        not loop over tiles, rows, columns or strips.
+    Returns: (row_tile, column_tile), a tuple or list of two Python ints.
+    """
+    # BEGIN SOLUTION
+    first_row = number // (strip * column_tiles) * strip
+    height = min(strip, row_tiles - first_row)
+    place = number % (strip * column_tiles)
+    return first_row + place % height, place // height
+    # END SOLUTION
+
+
+def tiles_loaded(programs: int, row_tiles: int, column_tiles: int, strip: int) -> tuple[int, int]:
+    """How many different tiles of x and of weight the first programs load for one block of inner.
+
+    programs: 1 … 1,000. Programs 0 … programs - 1 run together; there are fewer where the result has fewer tiles.
+    row_tiles, column_tiles, strip: as above. A loop over the programs is fine here, one over all tiles is not.
+    Returns: (tiles of x, tiles of weight), a tuple or list of two Python ints. A program loads the tile of x that has
+    the rows of its tile, and the tile of weight that has its columns. What several programs load counts once.
+    """
+    # BEGIN SOLUTION
+    programs = min(programs, row_tiles * column_tiles)
+    tiles = [tile_at(number, row_tiles, column_tiles, strip) for number in range(programs)]
+    return len({row for row, _ in tiles}), len({column for _, column in tiles})
+    # END SOLUTION
+
+
+# %%
+best_tile_at, best_tiles_loaded = check("18.1", tile_at, tiles_loaded).best
+
+# %%
+print(f"{'strip':>6}{'tiles of x':>12}{'of weight':>11}{'together':>10}")
+for strip in (1, 2, 4, 8, 16, 32, 64):
+    of_x, of_weight = best_tiles_loaded(132, 64, 32, strip)
+    print(f"{strip:>6}{of_x:>12}{of_weight:>11}{of_x + of_weight:>10}")
+print(measured("18 tiles loaded in strips of 8", sum(best_tiles_loaded(132, 64, 32, 8)), "tiles"))
+
+# %% [markdown]
+# In strips of 8 the programs load 8 + 17 = 25 tiles instead of 37. Strips of 16 need 16 + 9 = 25 as well, and taller
+# ones more again: at 64 the programs go down whole columns. A square would be best, because the sum of its sides is
+# smallest for a given area. Here tiles are twice as wide as they are high, so a tile of `weight` has twice as many
+# bytes as one of `x`. Counted in bytes, strips of 16 are better than strips of 8 at this size.
+
+# %% [markdown]
+# ## A product in tiles
+#
+# Now the kernel. A program has one tile of the result, `block_m` rows by `block_n` columns. It keeps the sums of that
+# tile in registers, in float32. In a loop along `inner` it loads `block_k` numbers of each of its rows of `x` and of
+# each of its rows of `weight`, multiplies the two tiles with `tl.dot`, and adds. At the end it rounds once and stores.
+#
+# `weight` is [outer, inner]. A tile of it is therefore [block_n, block_k], and `tl.dot` needs [block_k, block_n] on its
+# right side. You can turn the tile with `tl.trans`, or load it that way round: what lies where in memory is a matter of
+# the offsets alone.
+#
+# How many bytes does this load? A program loads `block_m + block_n` rows of `inner` numbers. For 300 rows, 500 outer
+# and 200 inner in tiles of 64 × 128 there are 5 · 4 = 20 programs. Each loads up to 192 rows of 200 numbers. That makes
+# 768,000 numbers, where `x` and `weight` have 160,000. Larger tiles load less, and the L2 cache serves most of the
+# rest.
+#
+# Two things go wrong more often than the multiplication itself.
+#
+# **Strides.** `x` may be a slice of a wider matrix, or a transposed view. Then its rows lie `x.stride(0)` elements
+# apart, and the numbers of a row lie `x.stride(1)` apart. So the step to the next block is `block_k` times that stride,
+# not `block_k`. A change to FastDeploy's mixture-of-experts kernel, proposed as a fix of crashes, removed this factor.
+# The reviewer answered that the stride need not be 1
+# ([FastDeploy#2643](https://github.com/PaddlePaddle/FastDeploy/pull/2643)).
+#
+# **The end of inner.** In the last block some of the `block_k` numbers do not exist. They must be loaded as 0 in `x`
+# *and* in `weight`. If one side alone is masked, the other side holds whatever lies behind its row in memory. Times 0
+# that is 0, unless it is NaN or infinite. The next cell shows it: a row of three numbers is a slice of a wider matrix
+# that holds NaN.
+
+# %%
+wide = torch.full((1, 8), float("nan"))
+wide[:, :3] = 1.0
+row = wide[:, :3]  # three numbers; behind them lies NaN
+masked = torch.tensor([[2.0, 2.0, 2.0, 0.0]])  # four numbers, the last masked
+print("one side masked:  ", (masked * wide[:, :4]).sum().item())
+print("both sides masked:", (masked[:, :3] * row).sum().item())
+
+# %%
+# Exercise 18.2 · A tiled product
+@triton.jit
+def product_kernel(
+    x_pointer, weight_pointer, out_pointer, rows, outer, inner,
+    x_row_stride, x_inner_stride, weight_row_stride, weight_inner_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):
+    """One program: one tile of the result. You may change the arguments."""
+    # BEGIN SOLUTION
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    x_rows = x_pointer + row.to(tl.int64)[:, None] * x_row_stride  # [BLOCK_M, 1]
+    weight_rows = weight_pointer + column.to(tl.int64)[:, None] * weight_row_stride  # [BLOCK_N, 1]
+    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, inner, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)[None, :]  # [1, BLOCK_K]
+        x_tile = tl.load(x_rows + k * x_inner_stride, mask=(row < rows)[:, None] & (k < inner), other=0.0)
+        weight_tile = tl.load(
+            weight_rows + k * weight_inner_stride, mask=(column < outer)[:, None] & (k < inner), other=0.0
+        )
+        sums = tl.dot(x_tile, tl.trans(weight_tile), sums, input_precision="ieee")
+    inside = (row < rows)[:, None] & (column < outer)[None, :]
+    out_tile = out_pointer + row.to(tl.int64)[:, None] * outer + column[None, :]
+    tl.store(out_tile, sums.to(out_pointer.dtype.element_ty), mask=inside)
+    # END SOLUTION
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, block_m: int, block_n: int, block_k: int) -> torch.Tensor:
+    """x · weightᵀ, by one launch of your kernel.
+
+    x: [rows, inner]. weight: [outer, inner], as nn.Linear keeps it. All sizes are at least 1. Both are float32 or both
+        float16 (bfloat16 too, on a GPU that has it), each with any strides: transposed, with gaps, elements apart. Rows
+        may begin beyond 2³¹ elements. What lies between the elements of a view is not yours and may be NaN.
+    block_m, block_n, block_k: the tile of a program and the numbers of inner that it takes at a time: powers of two,
+        16 to 128.
+    Returns: a new contiguous tensor [rows, outer] of x's dtype. Sums are float32, rounded once at the end.
+    A program loads its block_m rows of x and its block_n rows of weight once, and stores its tile once. Bytes are
+    counted. Hand the kernel the tensors as they are, without a copy.
+    """
+    # BEGIN SOLUTION
+    (rows, inner), outer = x.shape, weight.shape[0]
+    out = torch.empty(rows, outer, dtype=x.dtype, device=x.device)
+    product_kernel[(triton.cdiv(rows, block_m), triton.cdiv(outer, block_n))](
+        x, weight, out, rows, outer, inner, *x.stride(), *weight.stride(),
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+    )
+    return out
+    # END SOLUTION
+
+
+# %%
+best_product = check("18.2", product).best
 
 # %% [markdown]
 # ## A router: which experts, and how much of each
