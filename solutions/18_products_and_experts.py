@@ -308,7 +308,7 @@ def route(
         choosing = scores if bias is None else scores + bias
     else:
         scores, choosing = numbers.softmax(dim=-1), numbers
-    experts = choosing.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    experts = choosing.sort(descending=True, stable=True).indices[:, :k]
     weights = scores.gather(-1, experts)
     if kind == "renormalised":
         weights = weights / weights.sum(dim=-1, keepdim=True)

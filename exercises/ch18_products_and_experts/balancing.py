@@ -23,6 +23,7 @@ def to_balance(draw, *, experts, loads, mean, rate):
             [torch.tensor([-7, 7] * (experts // 3)), torch.zeros(experts - experts // 3 * 2)]).long(),
         "one full expert": lambda: (torch.arange(experts) == experts // 2) * 4096,
         "large": lambda: 2**40 - draw.integers(experts, low=0, high=3),
+        "of all sizes": lambda: 2 ** draw.integers(experts, low=0, high=41) - draw.integers(experts, low=0, high=2),
         "a mean between two loads": lambda: 20 + (torch.arange(experts) > 0).long(),
     }[loads]()  # fmt: skip
     return draw.normal(experts, scale=0.1, shift=mean), load[draw.permutation(experts)], rate
@@ -33,7 +34,8 @@ BALANCES = Contract(
     choices={
         "experts": (1, 2, 8, 65), "mean": (0.0, -2.0), "rate": (0.0, 0.001, 0.1),
         "loads": tuple(Level(one, f"loads: {one}") for one in (
-            "any", "equal", "some equal the mean", "one full expert", "large", "a mean between two loads")),
+            "any", "equal", "some equal the mean", "one full expert", "large", "of all sizes",
+            "a mean between two loads")),
     },
     says={"experts": "at least 1", "mean": "its mean may be any number", "rate": "0 or more", "loads": "from 0 to 2⁴⁰"},
     entry="balanced", most=14,
@@ -45,6 +47,8 @@ IN_BALANCE = (
         "still more.", sign_turned=("bias + rate", "bias - rate")),
     *edits("The step grows with the difference from the mean. Only its sign counts.",
         not_the_sign=("difference.sign()", "difference"),
+        not_the_sign__cut=("difference.sign()", "difference.clamp(-1, 1)"),
+        not_the_sign__tanh=("difference.sign()", "difference.tanh()"),
         not_the_sign__share=("difference.sign()", "(difference / load.mean())"),
         not_the_sign__of_all=("difference.sign()", "(difference / load.sum())")),
     *edits("The mean of the new biases is not subtracted.", not_recentred=(MOVED, "moved + 0")),
@@ -52,6 +56,10 @@ IN_BALANCE = (
         recentred_wrongly=(MOVED, "moved - bias.mean()"),
         recentred_wrongly__step=(MOVED, "moved - (moved - bias).mean()"),
         recentred_wrongly__sum=(MOVED, "moved - moved.sum()"), recentred_wrongly__plus=(MOVED, "moved + moved.mean()"),
+        recentred_wrongly__largest=(MOVED, "moved - moved.max()"),
+        recentred_wrongly__one_less=(MOVED, "moved - moved.sum() / max(1, len(moved) - 1)"),
+        recentred_wrongly__divided=(MOVED, "(moved - moved.mean()) / moved.std()"),
+        recentred_wrongly__softmax=(MOVED, "moved.softmax(0)"),
         recentred_wrongly__median=(MOVED, "moved - moved.median()")),
     *edits("The loads were compared with something else than their mean.",
         not_the_mean=(DIFFERENCE, "load.median() - load"), not_the_mean__one=(DIFFERENCE, "1 - load"),
@@ -59,7 +67,8 @@ IN_BALANCE = (
         not_the_mean__largest=(DIFFERENCE, "load.max() - load"),
         not_the_mean__half=(DIFFERENCE, "(load.max() + load.min()) / 2 - load"),
         not_the_mean__0=(DIFFERENCE, "0 - load"), not_the_mean__sum=(DIFFERENCE, "load.sum() - load"),
-        not_the_mean__smallest=(DIFFERENCE, "load.min() - load")),
+        not_the_mean__smallest=(DIFFERENCE, "load.min() - load"),
+        not_the_mean__not_empty=(DIFFERENCE, "load[load > 0].mean() - load")),
     *edits("The mean of the loads was rounded to a whole number. It may lie between two loads.",
         mean_rounded=(DIFFERENCE, "load.mean().floor() - load"),
         mean_rounded__up=(DIFFERENCE, "load.mean().round() - load"),
@@ -73,6 +82,7 @@ IN_BALANCE = (
     *edits("The loads were rounded to float32, which holds whole numbers up to 2²⁴ alone. Compare exact numbers, or "
         "float64.", loads_rounded=("load.double()", "load.float()"),
         loads_rounded__mean=(DIFFERENCE, "load.float().mean() - load")),
+    *edits("The loads went through int32, which ends at 2³¹ - 1.", loads_wrap=("load.double()", "load.int().double()")),
     *edits("The old bias is lost. The step is added to it.", bias_replaced=("bias + rate", "rate")),
     *edits("The rate is missing, or counts twice.", rate_wrong=("rate * difference", "1 * difference"),
         rate_wrong__twice=("rate * difference", "2 * rate * difference"),

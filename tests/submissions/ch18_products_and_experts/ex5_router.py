@@ -2,7 +2,7 @@
 
 from tests.submissions.edits import changed
 
-SORT = "choosing.sort(dim=-1, descending=True, stable=True).indices[:, :k]"
+SORT = "choosing.sort(descending=True, stable=True).indices[:, :k]"
 SUM = "scores if bias is None else scores + bias"
 DIVIDE = 'if kind == "renormalised":'
 GATHER = "scores.gather(-1, experts)"
@@ -96,6 +96,11 @@ WRONG = {
     "mean_rounded": wrong((STEP, STEP.replace("load.mean()", "load.sum() // len(load)"))),
     "equal_moved": wrong((STEP, "bias + torch.where(load < load.mean(), rate, -rate).float()")),
     "loads_rounded": wrong(("load.double()", "load.float()")),
+    "loads_wrap": wrong(("load.double()", "load.int().double()")),
+    "logits_cut": wrong(("logits.float()", "logits.float().clamp(-80, 80)")),
+    "sums_rounded": wrong((SUM, "scores if bias is None else scores + bias.half()")),
+    "softmax_of_sigmoids": wrong((LAST, "scale * weights.softmax(dim=-1)")),
+    "scale_in_the_scores": wrong((SUM, "scores if bias is None else scores + scale * bias")),
     "bias_replaced": wrong((STEP, STEP.replace("bias + ", ""))),
 }
 UNUSUAL = {
