@@ -67,8 +67,8 @@ def test_each_expert_gets_the_gradient_of_its_own_rows(outer, inner, transposed,
 
 def test_a_step_may_be_longer_than_a_tile_of_the_arrangement():
     """64 places a step over tiles of 16: those behind the expert's last are another expert's."""
-    arrangement = arrange(ragged(20, 2, 4), 4, 16)
-    rows, x = normal(1, len(arrangement.slots), 10), normal(2, 20, 12)
+    arrangement = arrange(ragged(70, 2, 4), 4, 16)  # 80 places of the expert that has every token
+    rows, x = normal(1, len(arrangement.slots), 10), normal(2, 70, 12)
     assert_as_exact_as_plain(weight_gradient(rows, x, arrangement), weight_gradient_reference, rows, x, arrangement)
 
 

@@ -69,9 +69,12 @@ def test_rows_and_experts_may_lie_apart_and_nothing_between_them_is_read():
 
 
 def test_experts_beyond_32_bits_are_read_in_their_place():
-    """Expert 2 begins 2³² numbers behind expert 0, in memory that is never touched between them."""
+    """Expert 2 begins 2³¹ numbers behind expert 0, in memory that is never touched between them.
+
+    The stride itself is less than that, so nothing but the kernel's own arithmetic makes the product one of 64 bits.
+    """
     weight = normal(2, 3, 16, 32, dtype=torch.float16)
-    stride = 2**31 + 64
+    stride = 2**30 + 64
     far = torch.empty(2 * stride + 16 * 32, dtype=torch.float16).as_strided(weight.shape, (stride, 32, 1))
     far.copy_(weight)
     x, arrangement = normal(1, 4, 32, dtype=torch.float16), arrange(torch.tensor([[2], [0], [1], [2]]), 3, 16)
@@ -90,6 +93,8 @@ def test_weights_of_experts_without_a_token_are_not_read_and_a_gated_product_sto
     assert report["weight_pointer"].loaded_bytes == tiles * weight[0].nbytes
     assert report["out_pointer"].stored_bytes == slots * 32 * 4
     assert not report.out_of_bounds and report.contended_bytes == 0
+    report = metered(grouped_product, x, normal(3, 8, 32, 40), arrangement, transposed=True, tiles=SMALL)
+    assert report["weight_pointer"].loaded_bytes == tiles * 32 * 40 * 4 and not report.out_of_bounds
 
 
 def test_no_tokens_have_no_places_and_choices_of_nobody_no_product():
