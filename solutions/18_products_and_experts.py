@@ -1,5 +1,17 @@
 # %% [markdown]
 # # 18 · Matrix products, fused MLPs and a mixture of experts
+#
+# **The question.** Multiply two bf16 matrices of 8,192 × 8,192. An H200 can do 989 TFLOP/s with its tensor cores. How
+# much of that does a kernel of ten lines reach, how much do you get with each idea that you add, and where does it end?
+#
+# Write down three numbers: the share of the peak of a kernel that loops over `inner` for each number of the result,
+# the share of one that works in tiles, and that of the best kernel you can think of.
+#
+# A transformer spends most of its time in such products. So far this course has used cuBLAS for them. At the end of
+# this chapter a model whose MLPs are *experts* runs on your kernels.
+#
+# **Time.** About five hours for all eight exercises, estimated. The **core path** takes two: exercises 18.1, 18.2,
+# 18.4, 18.5 and 18.6, and every section whose heading does not end in *deeper*. You need chapters 01, 04 and 13.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -8,6 +20,7 @@ from course_lib import (
 )
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +31,73 @@ from course_lib.hardware.units import format_bytes, format_seconds
 
 device = default_device()
 on_gpu = not interpreting()
+
+# %% [markdown]
+# ## What a product asks for, on paper
+#
+# A product of [M, K] and [K, N] does $2 M N K$ FLOPs: a multiplication and an addition for each of $M N K$ pairs. At
+# 8192³ that is 1.1 TFLOP, which takes 1.1 ms at 989 TFLOP/s. Each of the three matrices has 134 MB in 16 bits, and to
+# read two and write one takes 0.08 ms at 4.8 TB/s. So the arithmetic decides, by far.
+#
+# But a kernel loads numbers more than once. Take a program that computes one tile of the result, with $B_M$ rows and
+# $B_N$ columns. It needs $B_M$ rows of one matrix and $B_N$ rows of the other, and all of their $K$ numbers. There are
+# $(M / B_M) (N / B_N)$ such programs, so together they load
+#
+# $$M N K \left( \frac{1}{B_M} + \frac{1}{B_N} \right) \text{ numbers.}$$
+#
+# With tiles of 128 × 256 that is 12.9 GB at 8192³. With tiles of one row and one column it is 2.2 TB. The L2 cache
+# serves most of it. But a multiprocessor of an H100 or H200 takes at most 64 bytes a cycle from the L2 cache, and its
+# tensor cores do 4,096 FLOPs in a cycle. (132 multiprocessors at 1.83 GHz make the 989 TFLOP/s.) **Predict** how many
+# rows and columns a square tile must have, so that the tensor cores need not wait for the L2 cache.
+
+# %%
+predict("18 smallest square tile that the L2 can feed", ..., "rows")
+
+# %%
+FLOPS, BYTES = 4096, 64  # of one multiprocessor in a cycle: of its tensor cores in 16 bits, and from the L2 cache
+PEAK = 132 * FLOPS * 1.83e9
+print(f"{'tile':>10}{'loaded':>10}{'FLOPs a byte':>14}{'at most':>14}")
+for rows, columns in ((1, 32), (16, 16), (64, 64), (128, 128), (128, 256)):
+    loaded = 2 * 8192**3 * (1 / rows + 1 / columns)  # bytes
+    intensity = 2 * 8192**3 / loaded
+    print(f"{f'{rows} × {columns}':>10}{format_bytes(loaded):>10}{intensity:>14.1f}"
+          f"{min(1, intensity * BYTES / FLOPS) * PEAK / 1e12:>6,.0f} TFLOP/s")
+measured("18 smallest square tile that the L2 can feed", 2 * FLOPS // BYTES, "rows")
+
+# %% [markdown]
+# A square tile of $b$ rows does $2 b^2$ FLOPs with $4 b$ bytes for each number of `inner`, so $b / 2$ FLOPs for each
+# byte. The tensor cores do 64 FLOPs in the time of a byte, so $b$ must be at least 128. A tile of 128 × 256 leaves some
+# room. Much larger ones do not fit: the sums of 128 × 256 already fill half of a multiprocessor's registers.
+#
+# ## The ladder
+#
+# The picture shows what the library's kernels reach, each with one idea more than the one above it. All were measured
+# in one run on an H200, in turns (`python -m course_lib bench large_products`).
+
+# %%
+from course_lib.figures.products.ladder import ON_AN_H200, draw_ladder
+
+draw_ladder(ON_AN_H200, "8192 × 8192 × 8192 in bf16, on an H200")
+
+# %% [markdown]
+# | step | its idea | file in `course_lib/kernels/products/` |
+# |---|---|---|
+# | naive | one row of `x` with 32 of `weight`, products and sums on the ordinary units | `naive.py` |
+# | tiled | tiles of 128 × 256 on the tensor cores | `tiled.py` |
+# | ordered | programs at work together share what they load (18.1) | `tiled.py` |
+# | pipelined | the next tiles are on their way while this one is multiplied | `tiled.py` |
+# | persistent | one program for each multiprocessor; it loads for its next tile before it stores | `persistent.py` |
+# | copy engine | the TMA moves whole tiles, so threads compute no addresses (chapter 09) | `tma.py` |
+# | warp roles | one warp loads, eight multiply, in Gluon (chapter 09) | `hopper.py` |
+#
+# > **The answer.** The naive kernel reaches 1 % of the peak, and the tensor cores alone bring it to 29 %. The rest is
+# > waiting. Loading ahead gives 49 %, no pause between tiles 68 %, and the copy engine 79 %. cuBLAS has 76 % in the
+# > same run. Nobody reaches 100 %: with all tensor cores at work the chip comes to its limit of power, and lowers its
+# > clock. At the end of this run it was at 1.65 GHz, a tenth below the 1.83 GHz of the peak.
+#
+# One step goes down. The order of the tiles saves loads from memory, but a kernel without a pipeline does not wait for
+# memory's *bandwidth*. It waits for one load after the other, and a better order does not shorten that wait. An idea
+# pays only once the thing that it improves is what you wait for.
 
 # %% [markdown]
 # ## The order of the tiles
@@ -115,6 +195,11 @@ for strip in (1, 2, 4, 8, 16, 32, 64):
     of_x, of_weight = best_tiles_loaded(132, 64, 32, strip)
     print(f"{strip:>6}{of_x:>12}{of_weight:>11}{of_x + of_weight:>10}")
 print(measured("18 tiles loaded in strips of 8", sum(best_tiles_loaded(132, 64, 32, 8)), "tiles"))
+
+# %%
+from course_lib.figures.products.order import draw_order
+
+draw_order(best_tile_at, 132, 64, 32, (1, 8))
 
 # %% [markdown]
 # In strips of 8 the programs load 8 + 17 = 25 tiles instead of 37. Strips of 16 need 16 + 9 = 25 as well, and taller
