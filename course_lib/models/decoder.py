@@ -12,7 +12,7 @@ functions it is given:
 A config with a sliding_window or with sinks has its attention called with `window` (keys before a position's own) and
 `sink` [query_heads] besides, and so is `attend` below, which hands them on. Without them nobody has to take them.
 
-A config with experts has a router and experts in the place of each SwiGLU, and their block is the glue's `experts`.
+A config with experts has a router and experts in the place of each SwiGLU: the glue's `route` and `experts` run them.
 
 A config with a latent makes its attention multi-head latent attention: `course_lib.models.latent`.
 
@@ -101,7 +101,9 @@ class Block(nn.Module):
         """
         normalised, x = added(glue, x, update, self.attention_norm)
         normalised, x = added(glue, x, self.attention(normalised, *context), self.feed_forward_norm)
-        return x, self.feed_forward(normalised, glue.gated if isinstance(self.feed_forward, SwiGLU) else glue.experts)
+        if isinstance(self.feed_forward, SwiGLU):
+            return x, self.feed_forward(normalised, glue.gated)
+        return x, self.feed_forward(normalised, glue.route, glue.experts)
 
 
 def added(glue: Glue, x, update, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:

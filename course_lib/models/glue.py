@@ -22,12 +22,12 @@ import torch.nn.functional as F
 
 from course_lib.kernels.experts.mlp import expert_mlp, expert_mlp_reference
 from course_lib.kernels.fused import linear_cross_entropy_operators, norm_operators, swiglu_operators
-from course_lib.models.layers import RMSNorm
+from course_lib.models.layers import RMSNorm, renormalised
 
 
 @dataclasses.dataclass(frozen=True)
 class Glue:
-    """Five functions; autograd must pass through them where a model is trained.
+    """Six functions; autograd must pass through them where a model is trained.
 
     Attributes:
         normalise: `normalise(x, norm)` gives RMSNorm of x [..., width] by the module `norm`, which holds the weight
@@ -36,14 +36,17 @@ class Glue:
         gated: `gated(gate, up)` gives silu(gate) · up, all [..., hidden].
         loss: `loss(hidden, weight, targets)` gives the mean cross-entropy of hidden · weightᵀ, in nats: hidden
             [rows, width], weight [vocabulary, width], targets int64 [rows]. None computes the logits, and their loss.
+        route: `route(logits, k)` gives each row's (experts, weights), both [rows, k], of logits [rows, experts], as
+            `course_lib.kernels.experts.route` explains them. This and the next are for a model with experts.
         experts: `experts(x, gate_up, down, experts, weights)` gives the experts' block of x [rows, width], as
-            `course_lib.kernels.experts.mlp` explains it; only a model with experts calls it.
+            `course_lib.kernels.experts.mlp` explains it.
     """
 
     normalise: Callable[[torch.Tensor, RMSNorm], torch.Tensor]
     add_and_normalise: Callable[[torch.Tensor, torch.Tensor, RMSNorm], tuple[torch.Tensor, torch.Tensor]]
     gated: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    route: Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]] = renormalised
     experts: Callable[..., torch.Tensor] = expert_mlp_reference
 
 

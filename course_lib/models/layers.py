@@ -90,11 +90,15 @@ class SwiGLU(nn.Module):
         return self.down(F.silu(gate) * up if gated is None else gated(gate, up))
 
 
+def renormalised(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The router of Mixtral and Qwen3: a softmax over all experts, of which the k largest are divided by their sum."""
+    return route(logits, k, "renormalised")
+
+
 class Experts(nn.Module):
     """The feed-forward block of a mixture of experts: a router chooses `chosen` of `count` SwiGLUs for each token.
 
-    Their weights are a softmax over all experts' logits, of those chosen and divided by their sum, as in Qwen3. Those
-    of all experts lie in one tensor for gate and up, and in one for down.
+    The matrices of all experts lie in one tensor for gate and up, and in one for down.
     """
 
     def __init__(self, width: int, hidden: int, count: int, chosen: int):
@@ -106,8 +110,10 @@ class Experts(nn.Module):
         for matrices in (self.gate_up, self.down):  # as nn.Linear begins
             nn.init.uniform_(matrices, -(matrices.shape[2] ** -0.5), matrices.shape[2] ** -0.5)
 
-    def forward(self, x: torch.Tensor, mlp: Callable = expert_mlp_reference) -> torch.Tensor:
-        """[..., width] -> [..., width]; `mlp(x, gate_up, down, experts, weights)` as `expert_mlp` of the kernels."""
+    def forward(
+        self, x: torch.Tensor, route: Callable = renormalised, mlp: Callable = expert_mlp_reference
+    ) -> torch.Tensor:
+        """[..., width] -> [..., width]; `route` and `mlp` as `Glue` has them."""
         rows = x.flatten(0, -2)
-        experts, weights = route(self.router(rows), self.chosen, "renormalised")
+        experts, weights = route(self.router(rows), self.chosen)
         return mlp(rows, self.gate_up, self.down, experts, weights).view(x.shape)

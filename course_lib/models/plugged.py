@@ -1,4 +1,4 @@
-"""The functions that a learner writes in chapters 04 to 08 and 10 to 14, as the decoder calls them.
+"""The functions that a learner writes in chapters 04 to 08, 10 to 14 and 18, as the decoder calls them.
 
 The exercises ask for attention of one head more simply than a whole model needs it. What is here fits the two together;
 it computes nothing itself and copies no keys.
@@ -10,6 +10,7 @@ it computes nothing itself and copies no keys.
     model.glue = add_and_norm_of_rows(add_rms_norm)                                                      # chapter 13
     cache = new_cache(model, 1, 256, decode=latent_decode_of_a_token(latent_decode))                     # chapter 11
     cache = Int4KVCache(model.config, 1, 256, decode=int4_decode_of_codes(int4_decode))                  # chapter 12
+    model.glue = experts_of_functions(route, arrange, grouped_product, combine)                          # chapter 18
 
 Chapters 05, 06 and 14 bring the memory as well; `course_lib.serving.caches.sequences` has caches made of their
 functions.
@@ -207,6 +208,33 @@ def int4_decode_of_codes(decode: Callable) -> Callable:
         return decode(query, *codes_and_scales, lengths)
 
     return whole
+
+
+def experts_of_functions(
+    route: Callable, arrange: Callable, grouped_product: Callable, combine: Callable, *,
+    block: int = 16, block_n: int = 32, block_k: int = 32,
+) -> Glue:  # fmt: skip
+    """PyTorch's glue, with a mixture of experts by the four functions of exercises 18.5 to 18.7.
+
+    Args:
+        route: `route(logits, k, kind)` gives (experts, weights).
+        arrange: `arrange(experts, count, block)` gives (slots, tile_experts).
+        grouped_product: `grouped_product(x, weights, slots, tile_experts, k, block_n, block_k)` gives a row a place.
+        combine: `combine(rows, slots, weights)` gives a row a token.
+        block, block_n, block_k: handed on.
+
+    A model with this glue writes text; it cannot be trained, as no gradient passes through the product.
+    """
+
+    def experts(x, gate_up, down, chosen, weights):
+        slots, tile_experts = arrange(chosen, len(gate_up), block)
+        gates = grouped_product(x, gate_up, slots, tile_experts, chosen.shape[1], block_n, block_k)
+        hidden = TORCH.gated(*(half.contiguous() for half in gates.chunk(2, dim=-1)))  # [places, hidden]
+        places = torch.arange(len(slots), dtype=slots.dtype, device=slots.device)  # a row for each place, none shared
+        rows = grouped_product(hidden, down, places, tile_experts, 1, block_n, block_k)
+        return combine(rows, slots, weights)
+
+    return dataclasses.replace(TORCH, route=lambda logits, k: route(logits, k, "renormalised"), experts=experts)
 
 
 def is_the_courses(answer: Callable) -> bool:

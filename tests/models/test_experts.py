@@ -7,11 +7,15 @@ import torch
 import torch.nn.functional as F
 
 from course_lib.hardware.device import interpreting
+from course_lib.kernels.experts.arrange import arrange
+from course_lib.kernels.experts.combine import combine
+from course_lib.kernels.experts.route import route
 from course_lib.models.config import ModelConfig
 from course_lib.models.decoder import Decoder
 from course_lib.models.glue import FUSED, TORCH
 from course_lib.models.kinds import KINDS
 from course_lib.models.layers import Experts
+from course_lib.models.plugged import experts_of_functions
 from course_lib.models.training import initialize, train_tiny_model
 from course_lib.serving.generation import complete
 from course_lib.serving.packed import PackedDecoder
@@ -64,6 +68,34 @@ def test_another_glue_is_what_runs():
     dense.glue = dataclasses.replace(TORCH, gated=lambda gate, up: torch.zeros_like(gate))
     tokens = torch.arange(7)[None]
     assert torch.equal(model(tokens), dense(tokens))
+
+
+@pytest.mark.skipif(not interpreting(), reason="small shapes for the interpreter")
+def test_functions_as_a_learner_writes_them_run_it():
+    """The course's own, with the signatures of chapter 18; places without a slot hold NaN."""
+    made = []
+
+    def arranged(experts, count, block):
+        made.append(arrange(experts, count, block))
+        tiles = int(made[-1].first_tiles[-1])
+        return made[-1].slots[: tiles * block], made[-1].tile_experts[:tiles]
+
+    def product(x, weights, slots, tile_experts, k, block_n, block_k):
+        rows = [x[min(slot // k, len(x) - 1)] @ weights[tile_experts[place // 16]].mT for place, slot in
+                enumerate(slots.tolist())]  # fmt: skip
+        return torch.stack(rows).where((slots < len(x) * k)[:, None], torch.nan)
+
+    def combined(rows, slots, weights):
+        padded = rows.new_full((len(made[-1].slots) - len(rows), rows.shape[1]), torch.nan)
+        return combine(torch.cat([rows, padded]), made[-1], weights)
+
+    model, tokens = model_of().requires_grad_(False), torch.arange(7)[None]
+    wanted = model(tokens)
+    model.glue = experts_of_functions(route, arranged, product, combined)
+    torch.testing.assert_close(model(tokens), wanted)
+    assert len(made) == 2
+    model.glue = experts_of_functions(lambda *given: route(*given[:2], "softmax"), arranged, product, combined)
+    assert (model(tokens) - wanted).abs().max() > 1e-3
 
 
 def test_it_writes_the_same_with_a_cache_and_without():
