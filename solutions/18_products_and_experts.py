@@ -299,6 +299,121 @@ def product(x: torch.Tensor, weight: torch.Tensor, block_m: int, block_n: int, b
 best_product = check("18.2", product).best
 
 # %% [markdown]
+# ## Sharing tiles: stream-K · deeper
+#
+# Nine tiles on a GPU with room for four programs take three rounds. In the third round one program works and three have
+# nothing to do. So nine tiles take as long as twelve would, and a quarter of the time is wasted. The same happens at
+# 8192³: 2,048 tiles on 132 multiprocessors are 15.5 rounds, which take the time of 16.
+#
+# *Stream-K* shares out steps instead of tiles. A *step* is one block of `inner` of one tile. Number all steps, tile
+# after tile, and give each program the same number of consecutive ones. If a tile has 4 steps, 9 tiles have 36, and each
+# of 4 programs takes 9. The table shows who does what:
+#
+# | program | steps | tiles |
+# |---|---|---|
+# | 0 | 0 to 8 | 0 and 1 whole, the first step of 2 |
+# | 1 | 9 to 17 | the other three steps of 2, 3 whole, the first two of 4 |
+# | 2 | 18 to 26 | the last two of 4, 5 whole, the first three of 6 |
+# | 3 | 27 to 35 | the last of 6, 7 and 8 whole |
+#
+# All four end at the same time, after 2.25 tiles. The price is paid at the borders. Tile 2 is shared, so somebody has
+# to add two parts. Each program has a *slot* in a workspace, room for the sums of one tile, and a *flag*. The program
+# that does not finish a tile leaves its sums in its slot and raises its flag. The *owner* of the tile waits for the
+# flag, adds the slot to its own sums, and stores the result.
+#
+# Who is the owner? In the paper it is the program with the tile's first step. It then waits for programs that come
+# later, which is safe only if all programs run at once. Here a program may have to wait for room: programs begin in the
+# order of their numbers, and on a small GPU program 1 may begin only when program 0 has ended. If program 0 waits for
+# program 1, both wait forever. So the owner must be a program that waits only for programs *before* it.
+#
+# A second fault gives wrong numbers, and not every time. A program has four warps, and each stores its part of the sums
+# at its own pace. If one warp raises the flag while another has not stored yet, the owner reads a slot that is half
+# old. ROCm's stream-K kernel lacked a barrier between the two
+# ([ROCm/triton#745](https://github.com/ROCm/triton/pull/745)).
+#
+# You write the plan and its actions in plain Python. A model plays them with slow and fast programs, with slow warps,
+# and on machines with room for one program, for a few or for all. It tells you who waits forever, and which tiles are
+# not whole. A slot that nobody has stored holds *poison*, a value that makes a result wrong whenever it is added.
+
+# %%
+# Exercise 18.3 · Stream-K: the plan and the repair
+def program(number: int, programs: int, tiles: int, steps: int):
+    """The actions of one of the programs that share a product's steps.
+
+    Each of the tiles has the same number of steps, 0 … steps - 1; over all tiles they are numbered tile · steps + step.
+    The programs share them evenly: each does consecutive ones, in the order of the programs, and the numbers of steps
+    differ by at most one. Where they differ, the first programs have one more. All four arguments are at least 1
+    (number: 0 … programs - 1), and programs may be more than there are steps: then the last ones have none.
+
+    Yields (or returns a list of) actions:
+        ("multiply", tile, begin, end)   adds the steps begin … end - 1 of a tile to the sums in registers
+        ("leave",)                       the program's four warps begin to store the sums to its slot, each at its pace
+        ("barrier",)                     goes on when all four have stored
+        ("raise",)                       raises the program's flag
+        ("wait", other)                  goes on when the flag of program `other` is up
+        ("add", other)                   adds the slot of program `other` to the sums
+        ("store", tile)                  writes the sums as the result of a tile
+        The first "multiply" or "add" begins new sums, and so does the first one after "leave" or "store".
+    Each tile is stored once, with each of its steps once. A program leaves the sums of at most one tile, and only of
+    one that it does not store itself. It does its steps in any order of tiles.
+    All of this must hold on a machine with room for any number of programs at once, also for one. Programs begin in
+    ascending order, and one that waits keeps its room. A step may take any time in any program, and so may a warp.
+    """
+    # BEGIN SOLUTION
+    def first_step(of):
+        """The first step of a program; that of the next one is where they end."""
+        each, more = divmod(tiles * steps, programs)
+        return of * each + min(of, more)
+
+    begin, end = first_step(number), first_step(number + 1)
+    while begin < end:
+        tile = (end - 1) // steps  # from the last tile to the first
+        start = max(begin, tile * steps)
+        yield "multiply", tile, start - tile * steps, end - tile * steps
+        if end == (tile + 1) * steps:  # the owner has the last step
+            other = number
+            while start > tile * steps:  # programs before have done the rest
+                other -= 1
+                yield "wait", other
+                yield "add", other
+                start = first_step(other)
+            yield "store", tile
+        else:
+            yield ("leave",)
+            yield ("barrier",)
+            yield ("raise",)
+        end = max(begin, tile * steps)
+    # END SOLUTION
+
+
+# %%
+best_program = check("18.3", program).best
+
+# %% [markdown]
+# The next cell plays your programs with 9 tiles of 4 steps on a machine with room for all four, and lists what each
+# did when. A step takes 10 ticks and other actions 1. Whole tiles would take three rounds of 40 ticks. **Predict** how
+# many ticks the last of your programs needs.
+
+# %%
+predict("18 ticks of stream-K, 9 tiles on 4 programs", ..., "ticks")
+
+# %%
+from course_lib.hardware.stream_model import play_stream_k
+
+events = []
+played = play_stream_k({"program": best_program}, 4, 9, 4, 4, [10], [2, 3, 4, 6], events)
+for number in range(4):
+    actions = [f"{begin} {' '.join(map(str, action))}" for who, action, begin, _ in events if who == number]
+    print(f"program {number}: " + "; ".join(actions))
+print(played["ending"], played["tiles"])
+print(measured("18 ticks of stream-K, 9 tiles on 4 programs", max(end for *_, end in events), "ticks"))
+
+# %% [markdown]
+# It is about 100 ticks instead of 120: 90 for nine steps, and the rest for leaving, waiting and adding. Our answer goes
+# through its tiles from the last to the first. So what it leaves to others comes first, and what it has to wait for
+# comes last, when it is most likely there already.
+
+# %% [markdown]
 # ## A router: which experts, and how much of each
 #
 # In a *mixture of experts* a layer has many MLPs instead of one. They are called *experts*, and a token goes through
