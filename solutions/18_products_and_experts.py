@@ -306,8 +306,8 @@ best_product = check("18.2", product).best
 # 8192³: 2,048 tiles on 132 multiprocessors are 15.5 rounds, which take the time of 16.
 #
 # *Stream-K* shares out steps instead of tiles. A *step* is one block of `inner` of one tile. Number all steps, tile
-# after tile, and give each program the same number of consecutive ones. If a tile has 4 steps, 9 tiles have 36, and each
-# of 4 programs takes 9. The table shows who does what:
+# after tile, and give each program the same number of consecutive ones. If a tile has 4 steps, 9 tiles have 36, and
+# each of 4 programs takes 9. The table shows who does what:
 #
 # | program | steps | tiles |
 # |---|---|---|
@@ -718,8 +718,9 @@ print(measured("18 where expert 63 begins", begin / 2**31, "times 2³¹ elements
 
 # %% [markdown]
 # The expert's number is a small int32, and so is the stride. Only their product is too large, so the fault appears at
-# expert 37 and nowhere before. DeepSpeed had it ([DeepSpeed#8261](https://github.com/deepspeedai/DeepSpeed/issues/8261)).
-# Turn the expert's number into int64 *before* you multiply.
+# expert 37 and nowhere before. DeepSpeed had it
+# ([DeepSpeed#8261](https://github.com/deepspeedai/DeepSpeed/issues/8261)). Turn the expert's number into int64 *before*
+# you multiply.
 #
 # **Which FLOPs?** A product of $M$ rows with matrices of $K \cdot N$ does $2 M K N$ FLOPs, however many experts there
 # are: each row meets one matrix. A benchmark in torchao multiplied by the number of experts as well. The next cell
