@@ -70,7 +70,10 @@ FOUND, PUT = "(flat == expert) & served", "filled[:number] = own[: len(filled)]"
 IN_ORDER = (
     *edits("A choice of -1 was taken for one of an expert: an index of -1 is the last element. It has no place.",
         minus_one_wraps=(FOUND, "flat % count == expert"),
-        minus_one_wraps__first=(FOUND, "flat.clamp(min=0) == expert")),
+        minus_one_wraps__first=(FOUND, "flat.clamp(min=0) == expert"),
+        minus_one_wraps__sorted=(OWN, "slot[flat.argsort(stable=True)][(flat.clamp(min=0) == expert)"
+        "[flat.argsort(stable=True)]]"),
+        minus_one_wraps__shifted=(OWN, "in_runs(flat[served], flat.argsort(stable=True), expert)")),
     *edits("An expert whose slots fill their blocks exactly got one more block. Round up: (number + block - 1) // "
         "block.",
         block_too_many=(TILES, "number // block + (number > 0)"), block_too_many__empty=(TILES, "number // block + 1")),
@@ -104,6 +107,28 @@ IN_ORDER = (
         one_entry_an_expert=("torch.full((tiles,), expert)", "torch.full((min(1, tiles),), expert)")),
     *edits("tile_experts has one entry for each place. It should have one for each block of places.",
         one_entry_a_place=("torch.full((tiles,), expert)", "torch.full((tiles * block,), expert)")),
+    *edits("tile_experts has one entry for each slot. It should have one for each block of places.",
+        one_entry_a_slot=("torch.full((tiles,), expert)", "torch.full((number,), expert)")),
+    *edits("tile_experts stands in another order than the places.",
+        tile_experts_reversed=("torch.cat(tile_experts).int()", "torch.cat(tile_experts).flip(0).int()")),
+    *edits("All experts got as many places as the fullest one. Each has its own number of blocks, and an empty one "
+        "none.",
+        same_room_for_all=(TILES, "-(-int(torch.bincount(flat[served], minlength=count).max()) // block)"),
+        same_room_for_all__some=(TILES, "(number > 0) * -(-int(torch.bincount(flat[served], minlength=count).max()) "
+        "// block)")),
+    *edits("Only the end of the whole list was filled up, so a block holds slots of several experts. Each expert "
+        "begins at "
+        "a multiple of block.",
+        filled_at_the_end=("return torch.cat(slots).int(), torch.cat(tile_experts).int()",
+        "return filled_at_the_end(slots, sentinel, flat, block)"),
+        filled_at_the_end__as_long=("torch.cat(slots).int()", "real_ones_first(torch.cat(slots).int(), sentinel)")),
+    *edits("The slots were numbered among the choices that are served. Slot t · k + c counts all choices.",
+        numbered_among_served=("slots.append(filled)",
+        "slots.append(torch.cat([served.cumsum(0) - 1, torch.tensor([sentinel])])[filled])")),
+    *edits("The entries are no slots, but experts or choices.",
+        no_slots=("slots.append(filled)", "slots.append(torch.where(filled == sentinel, sentinel, expert))"),
+        no_slots__choices=("slots.append(filled)",
+        "slots.append(torch.where(filled == sentinel, sentinel, filled % experts.shape[1]))")),
     *edits("The last expert has no place.", last_expert_missing=("range(count)", "range(count - 1)")),
     *edits("Expert 0 has no place.", first_expert_missing=("range(count)", "range(1, count)"),
         first_expert_missing__served=("flat >= 0", "flat > 0")),
@@ -112,3 +137,41 @@ IN_ORDER = (
     *edits("Places are not filled up: each expert should begin at a multiple of block.",
         not_filled_up=("slots.append(filled)", "slots.append(own)")),
 )  # fmt: skip
+
+
+def in_runs(served, order, expert):
+    """An expert's slots by its run of the order, where the choices that are not served stand in front and count."""
+    begin = int((served < expert).sum())
+    return order[begin : begin + int((served == expert).sum())]
+
+
+def real_ones_first(slots, sentinel):
+    return torch.cat([slots[slots < sentinel], slots[slots == sentinel]])
+
+
+def filled_at_the_end(slots, sentinel, flat, block):
+    every = torch.cat(slots)
+    own = every[every < sentinel]
+    filled = torch.nn.functional.pad(own, (0, -len(own) % block), value=sentinel)
+    return filled.int(), flat[own][::block].int()
+
+
+def not_ascending(case, seen, got):
+    """The right slots for each expert, in another order."""
+    if case.entry == "combine" or len(case.args) != 3 or not isinstance(got, (tuple, list)) or len(got) != 2:
+        return False
+    slots, tile_experts = arrangement(*case.args)
+    if not all(isinstance(one, torch.Tensor) for one in got) or [one.shape for one in got] != [
+        slots.shape, tile_experts.shape
+    ] or not torch.equal(got[1].long(), tile_experts.long()):  # fmt: skip
+        return False
+    expert = tile_experts.long().repeat_interleave(case.args[2]) * (case.args[0].numel() + 1)
+    same = torch.equal((got[0].long() + expert).sort().values, (slots.long() + expert).sort().values)
+    return same and not torch.equal(got[0], slots)
+
+
+def fails_where_nothing_is_served(case, seen, got):
+    """An error, where there are no places at all."""
+    if seen.error is None:
+        return False
+    return len(case.args[1]) == 0 if case.entry == "combine" else bool((case.args[0] < 0).all())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from course_lib.checker import Case, Exercise, Mistake, edits, model_of
+from course_lib.checker import Case, Exercise, Mistake, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.requirements import Requirement
 from exercises.ch18_products_and_experts.arranging import (
@@ -16,14 +16,20 @@ from exercises.ch18_products_and_experts.arranging import (
     SERVED,
     arrangement,
     choices_of,
+    fails_where_nothing_is_served,
+    filled_at_the_end,
+    in_runs,
+    not_ascending,
     ordered,
+    real_ones_first,
     to_arrange,
 )
+from exercises.ch18_products_and_experts.combining_slips import IN_SUM
 
 INF, NAN = math.inf, math.nan
 
 
-def counting_lines(functions, experts, count, block, rows, weights):
+def counting_lines(functions, experts, count, block, rows, slots, weights):
     """Counts how many lines of the cell run in both calls. Its source alone is sent to the worker."""
     import inspect
     import sys
@@ -37,8 +43,8 @@ def counting_lines(functions, experts, count, block, rows, weights):
 
     sys.settrace(lambda frame, event, argument: in_the_cell if frame.f_code.co_filename == cell else None)
     try:
-        slots = arrange(experts, count, block)[0]
-        combine(rows[: len(slots)], slots, weights)
+        arrange(experts, count, block)
+        combine(rows, slots, weights)
     finally:
         sys.settrace(None)
     functions.noted["lines"] = lines[0]
@@ -97,7 +103,9 @@ def arrange_cases(draw):
     def back(name, **choices):
         return Case(name, to_combine(draw, **choices), "combine")
 
-    many = (draw.integers(2000, 2, low=-1, high=3), 3, 16, draw.normal(4200, 2), draw.normal(2000, 2))
+    experts = draw.integers(2000, 2, low=-1, high=3)
+    slots, _ = arrangement(experts, 3, 16)
+    many = (experts, 3, 16, draw.normal(len(slots), 2), slots, draw.normal(2000, 2))
     return [
         order("3 tokens, k = 2, 4 experts, blocks of 4", [[2, 0], [2, 3], [0, 2]], 4, 4),
         order("an expert with exactly one block", [[0], [1], [0], [1], [1]], 2, 2),
@@ -134,57 +142,6 @@ SUMS = Contract(
     entry="combine", most=20,
 )  # fmt: skip
 
-WEIGHTED, ADDED, ROWS = "rows[places].to(wide) * weight", "out.index_add(0, token, weighted)", "rows[places].to(wide)"
-WEIGHT = "weights.flatten()[of_place, None]"
-IN_SUM = (
-    *edits("Rows at sentinel places were multiplied by 0 and added. They may hold NaN, and 0 · NaN is NaN: leave them "
-        "out "
-        "(torchtitan#1237).", sentinel_rows_added=(ADDED, "out.index_add(0, token, weighted) + 0 * "
-        "rows.to(wide)[~taken].sum(0)"),
-        sentinel_rows_added__last=(ADDED, "out.index_add(0, token, weighted)\nout[-1] = out[-1] + 0 * "
-        "rows.to(wide)[~taken].sum(0)"),
-        sentinel_rows_added__first=(ADDED, "out.index_add(0, token, weighted)\nout[0] = out[0] + 0 * "
-        "rows.to(wide)[~taken].sum(0)")),
-    *edits("Rows at sentinel places count for a token: the last one. tokens · k is no slot.",
-        sentinel_rows_counted=("token, weighted)", "token, weighted).index_add(0, torch.full((int((~taken).sum()),), "
-        "tokens - 1), "
-        "rows.to(wide)[~taken] * weights[-1, -1])")),
-    *edits("The weight was taken by token. It belongs to the choice: weights[t, c] (Triton-distributed#133).",
-        weight_by_token=(WEIGHT, "weights[token, 0, None]"),
-        weight_by_token__flat=(WEIGHT, "weights.flatten()[token, None]"),
-        weight_by_token__last=(WEIGHT, "weights[token, -1, None]"),
-        weight_by_token__mean=(WEIGHT, "weights.mean(1)[token, None]"),
-        weight_by_token__sum=(WEIGHT, "weights.sum(1)[token, None]")),
-    *edits("The weight was taken by place. It belongs to the slot at that place.",
-        weight_by_place=(WEIGHT, "weights.flatten()[places % weights.numel(), None]"),
-        weight_by_place__served=(WEIGHT, "weights.flatten()[torch.arange(len(places)) % weights.numel(), None]")),
-    *edits("The weights were read choice by choice. Slot t · k + c has weights[t, c].",
-        weights_transposed=(WEIGHT, "weights.T.flatten()[of_place, None]")),
-    *edits("The weights are missing.", weights_missing=(WEIGHTED, ROWS)),
-    *edits("The weights were applied twice (rtp-llm#884).", weights_twice=(WEIGHTED, WEIGHTED + " * weight")),
-    *edits("A token's rows replace each other. Add them, as index_add_ does.",
-        replaced=(ADDED, "out.index_copy(0, token, weighted)"),
-        replaced__by_choice=(ADDED, "out.index_copy(0, token[(order := of_place.argsort())], weighted[order])")),
-    *edits("The sum was divided by k, or by the weights' sum. It is a plain sum.",
-        averaged=(ADDED, ADDED + " / k"), averaged__weights=(ADDED, ADDED + " / weights.sum(1, keepdim=True)"),
-        averaged__served=(ADDED, ADDED + " / torch.bincount(token, minlength=tokens).clamp(min=1)[:, None]"),
-        averaged__softmax=("weights.flatten()", "weights.softmax(-1).flatten()")),
-    *edits("A slot's token is slot // k. You took another number.",
-        token_of_the_slot=("of_place // k", "of_place % tokens"),
-        token_of_the_slot__tokens=("of_place // k", "of_place // tokens % tokens"),
-        token_of_the_slot__k=("of_place // k", "of_place % k % tokens"),
-        token_of_the_slot__place=("of_place // k", "places // k % tokens")),
-    *edits("The rows were taken in the order of their slots, but they lie at their places.",
-        rows_by_slot=(ROWS, "rows[of_place % len(rows)].to(wide)")),
-    *edits("A choice without a place added row 0, or the last row. It adds nothing.",
-        missing_adds_a_row=(ADDED, ADDED + " + missing_rows(rows, slots, weights, 0)"),
-        missing_adds_a_row__last=(ADDED, ADDED + " + missing_rows(rows, slots, weights, -1)")),
-    *edits("Slot 0 was left out.", slot_0_missing=("slots < tokens * k", "(slots < tokens * k) & (slots > 0)")),
-    *edits("The last slot was left out.", last_slot_missing=("slots < tokens * k", "slots < tokens * k - 1")),
-    *edits("Where float16 overflows, a number was cut off. Leave the numbers as they are.",
-        cut_off=("out.to(rows.dtype)", "out.nan_to_num().to(rows.dtype)")),
-)  # fmt: skip
-
 
 def missing_rows(rows, slots, weights, place):
     """What choices without a place add if each takes this row."""
@@ -193,6 +150,13 @@ def missing_rows(rows, slots, weights, place):
     if not len(rows):
         return torch.zeros(())
     return (weights * ~there[:-1].view(weights.shape)).sum(1, keepdim=True) * rows[place].float()
+
+
+def fails_without_a_place(case, seen, got):
+    """An error, where some choice has no place."""
+    if case.entry != "combine" or seen.error is None:
+        return False
+    return 0 < int((case.args[1] < case.args[2].numel()).sum()) < case.args[2].numel()
 
 
 def summed_in_16_bits(case, seen, got):
@@ -206,15 +170,23 @@ def summed_in_16_bits(case, seen, got):
     return bool(((got.double() - right).abs() <= 6 * torch.finfo(rows.dtype).eps * size).all())
 
 
+OF_SLIPS = (in_runs, real_ones_first, filled_at_the_end)
 EXERCISE = Exercise(
     id="18.6", title="From tokens to experts and back", entries=("arrange", "combine"), cases=arrange_cases,
     oracle={"arrange": ordered, "combine": combination},
     contracts=(ORDERS, SUMS),
     models=(
-        model_of(ordered, IN_ORDER, parts=(arrangement,), entry="arrange"),
+        model_of(ordered, IN_ORDER, parts=(arrangement,), uses=OF_SLIPS, entry="arrange"),
         model_of(combination, IN_SUM, uses=(missing_rows,), entry="combine"),
     ),
     mistakes=(
+        Mistake("not_ascending", "An expert's slots are not in ascending order. Use argsort(stable=True): without it "
+            "equal experts come in any order.", when=not_ascending),
+        Mistake("fails_without_a_place", "It fails where a choice has no place. Such a choice adds nothing, so the "
+        "rows "
+            "cannot simply be viewed as [tokens, k].", when=fails_without_a_place, every=True),
+        Mistake("nothing_served", "It fails where no choice is served. There are no places then, and no tiles.",
+            when=fails_where_nothing_is_served, every=True),
         Mistake("summed_in_16_bits", "The sums, the products or the weights were rounded to rows' 16 bits on the way. "
             "Multiply and add in float32, and round once.", when=summed_in_16_bits, every=True),
     ),

@@ -43,6 +43,23 @@ WRONG = {
     ),
     "experts_renumbered": wrong((REPEAT, "torch.repeat_interleave((counts > 0).long().cumsum(0) - 1, tiles).int()")),
     "one_entry_an_expert": wrong((REPEAT, "(tiles > 0).nonzero()[:, 0].int()")),
+    "one_entry_a_slot": wrong((REPEAT, REPEAT.replace("tiles", "counts"))),
+    "tile_experts_reversed": wrong((REPEAT, REPEAT.replace(", tiles)", ", tiles).flip(0)"))),
+    "numbered_among_served": wrong((PUT, PUT.replace("slots[order]", "order"))),
+    "not_ascending": wrong((SORT, "of_slot.argsort()")),
+    "filled_at_the_end": wrong(
+        ("    counts = torch", "    slots = slots[order]\n    slots, owner = F.pad(slots, (0, -len(slots) % block), "
+         "value=len(flat)), flat[slots][::block]\n    return slots.int(), owner.int()\n    counts = torch")
+    ),
+    "nothing_served": wrong(
+        ("    flat = experts", "    assert experts.max() >= 0\n    flat = experts"),
+    ),
+    "fails_without_a_place": wrong(
+        ("    places = (slots <", "    own = rows[slots < tokens * k].float()[slots[slots < tokens * k].argsort()]\n"
+         "    return (own.view(tokens, k, rows.shape[1]) * weights[:, :, None]).sum(1).to(rows.dtype)\n"
+         "    places = (slots <")
+    ),
+    "sentinel_is_tokens": wrong((FOUND, "places = (slots < tokens).nonzero()[:, 0]")),
     "one_entry_a_place": wrong((REPEAT, REPEAT.replace("tiles", "tiles * block"))),
     "last_expert_missing": wrong(("[flat >= 0]", "[(flat >= 0) & (flat < count - 1)]")),
     "first_expert_missing": wrong(("[flat >= 0]", "[flat > 0]")),
