@@ -299,6 +299,60 @@ def product(x: torch.Tensor, weight: torch.Tensor, block_m: int, block_n: int, b
 best_product = check("18.2", product).best
 
 # %% [markdown]
+# ## What a tensor core must be fed with
+#
+# Your kernel multiplies tiles, and on a GPU `tl.dot` becomes an instruction of the tensor cores. On Hopper that is
+# `wgmma`, which reads its operands from shared memory. The tensor cores of one multiprocessor multiply a tile of
+# 128 × 256 with 64 numbers of `inner` in 1,024 cycles. In this time 48 KB must arrive, which is 48 bytes each cycle.
+# So three things have to be right, and you can read all of them in the machine code, without a GPU:
+#
+# - **Matrix instructions.** Without them the ordinary units multiply, at a fifteenth of the rate.
+# - **Wide loads.** A thread should load 16 bytes at once, or a whole tile should come by the copy engine.
+# - **No spills.** The sums of a tile of 128 × 256 take 128 registers of each of 256 threads. If the rest does not fit
+#   beside them, numbers go to memory and back in the innermost loop.
+#
+# The next cell compiles the steps of the ladder for an H100 and counts. **Predict** how many registers a thread of the
+# persistent kernel needs. The limit is 255.
+
+# %%
+predict("18 registers of the persistent product", ..., "registers")
+
+# %%
+from course_lib.hardware.compiler.views import compile_many
+from course_lib.kernels.products import naive as naive_step, persistent as persistent_step, tiled as tiled_step
+from course_lib.kernels.products import tma as copy_engine_step
+
+steps = {}
+for name, step in (("naive", naive_step), ("tiled", tiled_step), ("persistent", persistent_step),
+                   ("copy engine", copy_engine_step)):
+    case = next(case for case in step.compile_cases() if 90 in case.archs)
+    steps[name] = next(request for request in case.requests() if request["arch"] == 90)
+steps["tiled"] = {**steps["tiled"], "num_stages": 1}
+steps = {"naive": steps["naive"], "tiled": steps["tiled"], "pipelined": {**steps["tiled"], "num_stages": 3}, **steps}
+print(f"{'step':<13}{'registers':>10}{'spilled':>9}{'shared':>9}{'matrix instructions':>22}   loads and copies")
+for name, view in zip(steps, compile_many(list(steps.values()))):
+    loads = [f"{count} × {width} B" for width, count in sorted(view.load_widths.items(), reverse=True)]
+    loads += [f"{count} by {kind}" for kind, count in view.asynchronous_copies.items()]
+    products = ", ".join(f"{count} {kind}" for kind, count in view.instructions.items()) or "none"
+    print(f"{name:<13}{view.registers:>10}{f'{view.spill_bytes} B':>9}{format_bytes(view.shared_bytes):>9}"
+          f"{products:>22}   {', '.join(loads)}")
+    if name == "persistent":
+        needed = view.registers
+measured("18 registers of the persistent product", needed, "registers")
+
+# %% [markdown]
+# The naive kernel has no matrix instruction. In the tiled one each thread loads 16 bytes at a time, and the tensor
+# cores wait for them. With three stages the loads are `cp.async`: they go to shared memory past the registers, and the
+# thread does not wait. The copy engine needs one instruction for a tile.
+#
+# ## Few rows
+#
+# A decode step multiplies one row, or a few, with the same large matrices. Then each weight is used once for each row,
+# so the intensity is one FLOP per byte and row, and memory decides, not the tensor cores. Nothing of this ladder helps
+# there. What helps is to keep all of memory busy, by sharing out `inner` among programs (exercise 16.8). On an H200
+# that turns round at about 200 rows: 989 TFLOP/s over 4.8 TB/s is 206 FLOPs for each byte.
+
+# %% [markdown]
 # ## Sharing tiles: stream-K · deeper
 #
 # Nine tiles on a GPU with room for four programs take three rounds. In the third round one program works and three have
@@ -976,3 +1030,176 @@ restored = (x_codes.double() * x_scales.double().repeat_interleave(128, 1)) @ (
     weight_codes.double() * of_blocks.double().repeat_interleave(128, 1)).T
 print(f"error of the 8-bit numbers   {(restored - exact).norm() / exact.norm():.1e}")
 print(f"error that the adder adds    {(out - restored).norm() / exact.norm():.1e}")
+
+# %% [markdown]
+# ## When experts lose
+#
+# A mixture of experts needs the FLOPs of $k$ experts and the memory of all. That is a good bargain when many tokens
+# share the weights that were read, and a bad one in between. Take Qwen3-30B's layer: 128 experts of 2,048 × 768 with
+# gate, up and down, $k = 8$. In 16 bits all experts of a layer are 1.2 GB. One token reads 8 of 128 of that. The next
+# cell computes how many experts a batch of random tokens meets, and how many bytes of weights a token costs.
+# **Predict** how many of the 128 experts 32 tokens meet.
+
+# %%
+predict("18 experts that 32 tokens meet", ..., "experts")
+
+# %%
+experts_of_layer, chosen_experts, bytes_of_expert = 128, 8, 2 * 3 * 2048 * 768
+print(f"{'tokens':>8}{'experts met':>13}{'weights read':>14}{'for each token':>16}{'FLOPs a byte':>14}")
+for batch in (1, 8, 32, 128, 1024, 8192):
+    met = experts_of_layer * (1 - (1 - chosen_experts / experts_of_layer) ** batch)
+    read = met * bytes_of_expert
+    flops = 2 * batch * chosen_experts * bytes_of_expert / 2
+    print(f"{batch:>8,}{met:>13.1f}{format_bytes(read):>14}{format_bytes(read / batch):>16}{flops / read:>14.1f}")
+    if batch == 32:
+        measured("18 experts that 32 tokens meet", met, "experts")
+
+# %% [markdown]
+# With 32 tokens nearly all experts are at work already, and the layer reads nearly all its weights to give each expert
+# two tokens. Only with thousands of tokens does an expert get the 200 rows that it needs to be limited by the tensor
+# cores. A dense layer with the same active numbers reads a sixteenth of these weights in every case. So experts win in
+# training and in large batches; in small batches they cost bandwidth. Quality is what is bought with it.
+#
+# A related trap is 2:4 sparsity. Of every four weights two are kept, and two bits say where each of them stood. In 16
+# bits that is $2 \cdot 16 + 2 \cdot 2 = 36$ bits instead of 64, or 56 % of the bytes, and the tensor cores skip the
+# zeros at twice their dense rate. Yet in the table of PyTorch's own tutorial such products ran at 0.40 to 0.95 times
+# the dense speed on an H100 ([tutorials#3236](https://github.com/pytorch/tutorials/issues/3236)). Half the FLOPs are no
+# gain where something else is waited for.
+
+# %% [markdown]
+# ## Finale: a model whose experts are yours
+#
+# Chapter 05's small model was trained once more, now with a mixture of experts in each of its four layers: 8 experts of
+# 32 hidden numbers, of which each byte meets 2. It runs on your functions here: your router, your arrangement, your
+# grouped product and your sum. Where an exercise is not solved yet, the course's answer stands in.
+
+# %%
+import dataclasses
+
+from course_lib.models.glue import TORCH
+from course_lib.models.kinds import loss_on, text_parts
+from course_lib.models.plugged import who_runs
+from course_lib.models.trained import trained_model
+from course_lib.serving.generation import complete
+
+places_used = []
+
+
+def your_experts(x, gate_up, down, experts, weights):
+    """What the decoder calls for the experts' block of x [rows, width]; experts, weights: of the model's router."""
+    rows, k = experts.shape
+    slots, tile_experts = best_arrange(experts, len(gate_up), 16)
+    gate, up = best_grouped_product(x, gate_up, slots, tile_experts, k, 64, 32).chunk(2, dim=1)
+    inner = (F.silu(gate) * up).contiguous()
+    place = torch.arange(len(slots), dtype=torch.int32, device=x.device)
+    own = torch.where(slots < rows * k, place, len(slots)).int()
+    places_used.append(len(slots) / (rows * k))
+    return best_combine(best_grouped_product(inner, down, own, tile_experts, 1, 32, 32), slots, weights)
+
+
+reference, yours = (trained_model("experts", device=device).requires_grad_(False) for _ in range(2))
+yours.glue = dataclasses.replace(TORCH, route=partial(best_route, kind="renormalised"), experts=your_experts)
+print(who_runs({"router (18.5)": best_route, "arrange (18.6)": best_arrange, "combine (18.6)": best_combine,
+                "grouped product (18.7)": best_grouped_product}))
+prompt, new_tokens = text_parts()[1][:100], 200 if on_gpu else 24
+text = complete(yours, prompt, new_tokens)
+print(text)
+print("the same text as with the reference:", text == complete(reference, prompt, new_tokens))
+print(f"places over choices: {places_used[0]:.2f} for the prompt, {places_used[-1]:.0f} for one byte")
+
+# %% [markdown]
+# One byte at a time is where experts are least efficient: each of the two chosen gets a tile of 16 rows for a single
+# row, so 15 of 16 rows are computed for nobody. That costs nothing here, because the time goes to reading weights.
+#
+# Did the experts make the model better? On the last tenth of the book, which no model has read, the loss is 1.88 nats a
+# byte with seed 0. A dense model with the same *active* numbers, 64 hidden ones instead of 192, has 1.89, and the dense
+# model that is three times as wide has 1.88. Other seeds move each of them by 0.03. So on 28 kB of text nothing is
+# proven. What large models gain from experts shows only with far more data than a small model can learn from.
+
+# %% [markdown]
+# ## The chapter's kernels at a glance
+#
+# | a matrix product | |
+# |---|---|
+# | wins | 8192³: 779 TFLOP/s with the copy engine, cuBLAS 753 (measured, one H200) |
+# | loses | 4096³ in 512 tiles of 128 × 256: 3.9 rounds of 132 programs take the time of 4 |
+# | falls back | rows that do not begin at multiples of 16 bytes: `persistent`, 669 TFLOP/s |
+# | trap | numbers beyond `inner` masked on one side alone: 0 · NaN |
+#
+# | the end of a product | |
+# |---|---|
+# | wins | SwiGLU of 8,192 × 4,096 × 14,336 in one kernel: 2.65 ms, torch.compile's two take 2.86 (measured) |
+# | loses | two products and their activation in one kernel: 1.07 ms where two kernels take 1.01 (measured) |
+# | falls back | a bias or a residual that is not there costs nothing: it is compiled away |
+# | trap | gate and up exchanged; the residual before the activation |
+#
+# | a grouped product | |
+# |---|---|
+# | wins | many tokens: one launch for all experts, and no copy of the rows |
+# | loses | 64 tokens in tiles of 128: 32 times as many rows as there are (computed) |
+# | falls back | few tokens: tiles of 16 rows |
+# | trap | expert · stride in 32 bits; the sentinel used as a row |
+#
+# | eight bits, with scales | |
+# |---|---|
+# | wins | 4,096 × 7,168 × 16,384: 1,026 TFLOP/s, beyond the peak of 16 bits (measured) |
+# | loses | beside cuBLAS, which reaches 1,258 in the same run |
+# | falls back | GPUs before Hopper and Ada have no such instruction |
+# | trap | one running total through the tensor core: 1 % wrong at 16,384 numbers |
+#
+# All times are from one H200, with PyTorch 2.11 and Triton 3.6, November 2026.
+#
+# ## Check yourself
+#
+# Answer these on paper. Then run the next cell and open the answers.
+#
+# 1. A product of 4,096 × 4,096 × 4,096 is cut into tiles of 128 × 128. How many tiles are there, and how many rounds
+#    do 132 programs take?
+# 2. How many bytes does the kernel of question 1 load in all, if nothing is shared?
+# 3. A colleague's grouped product reaches 2,100 TFLOP/s on an H100. What do you ask first?
+# 4. A router with $k = 1$ takes the softmax of the chosen logit alone. Why does it never learn?
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+tiles = (4096 // 128) ** 2
+self_check(
+    f"{tiles:,} tiles in {math.ceil(tiles / 132)} rounds: {tiles / 132:.2f}, and the last round is not full.",
+    f"{format_bytes(2 * 4096**3 * (1 / 128 + 1 / 128))}: each of the {tiles:,} programs loads 256 rows of 8,192 bytes.",
+    "Which FLOPs were counted. The peak in 16 bits is 989, so probably every expert for every row.",
+    "The softmax of one number is 1, whatever the number is, so its gradient is 0.",
+)
+
+# %% [markdown]
+# ## What production systems do
+#
+# All sources were read in November 2026.
+#
+# - **CUTLASS** has the same ladder in C++ templates: [persistent kernels whose warps have
+#   roles](https://github.com/NVIDIA/cutlass/blob/main/media/docs/cpp/efficient_gemm.md), and two ways to arrange them,
+#   *cooperative* and *ping-pong*.
+# - **DeepGEMM** compiles FP8 products with block scales when they are first called, and adds each 128 numbers of
+#   `inner` in float32 ([deepgemm#37](https://github.com/deepseek-ai/DeepGEMM/issues/37)).
+# - **PyTorch** has `torch._grouped_mm` for ragged groups. **vLLM** and **SGLang** sort tokens by expert and choose the
+#   tile by their number, as you did.
+# - **torchtitan** balances its routers with the bias of 18.5
+#   ([torchtitan#1506](https://github.com/pytorch/torchtitan/pull/1506)).
+# - **DeepGEMM and Triton** were compared on thin experts: with each expert cut in eight, Triton's fused kernel took
+#   1.73 ms and DeepGEMM's 1.94 on an H100, in FP8 at a batch of 128; with whole experts they took 12.48 and 6.36
+#   ([vllm#13932](https://github.com/vllm-project/vllm/pull/13932)).
+#
+# **In this library.** `course_lib/kernels/products/` is the ladder, `course_lib/kernels/experts/` the experts with
+# their gradients: `route`, `arrange`, `grouped_product`, `combine`, and `expert_mlp` as one operator of PyTorch.
+#
+# ## Papers
+#
+# - Osama et al.: *Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU*,
+#   [arXiv 2301.03598](https://arxiv.org/abs/2301.03598).
+# - Shazeer et al.: *Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer*, [arXiv
+#   1701.06538](https://arxiv.org/abs/1701.06538).
+# - Gale et al.: *MegaBlocks: Efficient Sparse Training with Mixture-of-Experts*, [arXiv
+#   2211.15841](https://arxiv.org/abs/2211.15841).
+# - Wang et al.: *Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts*, [arXiv
+#   2408.15664](https://arxiv.org/abs/2408.15664).
+# - DeepSeek-AI: *DeepSeek-V3 Technical Report*, [arXiv 2412.19437](https://arxiv.org/abs/2412.19437).
+
+# %%
+progress()
