@@ -30,7 +30,7 @@ from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.common.checks import check_dimensions, check_tensor
 from course_lib.kernels.common.signatures import signature_of
 
-MOST_AT_ONCE, NUM_WARPS = 2048, 4
+LEAST_AT_ONCE, MOST_AT_ONCE = 128, 4096  # choices of a step; a thread has one of them at least
 
 
 class Arrangement(NamedTuple):
@@ -118,12 +118,17 @@ def arrange(experts: torch.Tensor, count: int, block: int) -> Arrangement:
     most_tiles = (choices + min(count, choices) * (block - 1)) // block
     sizes = (most_tiles * block,), (most_tiles,), (count + 1,), experts.shape
     arrangement = Arrangement(*(torch.empty(size, dtype=torch.int32, device=experts.device) for size in sizes))
+    at_once = min(MOST_AT_ONCE, max(LEAST_AT_ONCE, triton.next_power_of_2(choices)))
     arrange_kernel[(count + 1,)](
         experts, *arrangement, choices, k, count, block, most_tiles, *experts.stride(),
-        triton.next_power_of_2(count + 2), min(MOST_AT_ONCE, max(16, triton.next_power_of_2(choices))),
-        num_warps=NUM_WARPS,
+        triton.next_power_of_2(count + 2), at_once, num_warps=warps_for(at_once),
     )  # fmt: skip
     return arrangement
+
+
+def warps_for(at_once: int) -> int:
+    """Of a program with so many choices in a step."""
+    return 8 if at_once >= 1024 else 4
 
 
 def arrange_reference(experts: torch.Tensor, count: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -153,5 +158,6 @@ def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate: few choices and many, among 128 experts."""
     names = "experts_pointer", "slots_pointer", "tile_experts_pointer", "first_tiles_pointer", "places_pointer"
     signature = signature_of(arrange_kernel, "i64", **dict.fromkeys(names[1:], "*i32"))
-    return [CompileCase(arrange_kernel, signature, {"BINS": 256, "BLOCK": choices}, num_warps=NUM_WARPS,
-                        divisible=names, label=f"{choices} at once") for choices in (16, MOST_AT_ONCE)]  # fmt: skip
+    return [CompileCase(arrange_kernel, signature, {"BINS": 256, "BLOCK": at_once}, num_warps=warps_for(at_once),
+                        divisible=names, label=f"{at_once} at once")
+            for at_once in (LEAST_AT_ONCE, MOST_AT_ONCE)]  # fmt: skip

@@ -3,8 +3,8 @@
     out[place] = x[slots[place] // k] · weight[expert of the place's tile]ᵀ
     gated: out = silu(x · gateᵀ) · (x · upᵀ), where a weight has the rows of the gate first and as many of up behind
 
-FLOPs: 2 · slots · outer · inner, and as many again for each row of padding. Bytes, if the caches serve the rest: the
-weight of each expert with a token once, x once, out once. 8192 tokens with 8 of 128 experts each, 2048 numbers in and
+FLOPs: 2 · outer · inner a slot, and as many for each place of padding. Bytes, if the caches serve the rest: the weight
+of each expert with a token once, x once, out once. 8192 tokens with 8 of 128 experts each, 2048 numbers in and
 1536 out: 412 GFLOP and 0.8 GB of weights in 16 bits, so the matrix units decide. One token: 50 MB of weights for 50
 MFLOP, so nothing but the bytes counts.
 

@@ -61,7 +61,7 @@ def test_a_number_that_is_no_expert_is_not_served():
 
 
 def test_many_choices_take_several_rounds_and_any_strides():
-    """Of 5000 choices 2048 at once; a router hands on the first columns of a sort."""
+    """Of 5000 choices 4096 at once; a router hands on the first columns of a sort."""
     wide = torch.rand(1000, 7, generator=torch.Generator().manual_seed(0)).argsort(dim=1)
     assert_right(wide[:, :5], 6, 64)
     assert_right(wide.t()[2:4, ::3], 7, 16)
