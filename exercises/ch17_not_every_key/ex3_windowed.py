@@ -190,7 +190,7 @@ EXERCISE = Exercise(
     id="17.3", title="A kernel with a bounded loop", entries=("window_attention",), cases=window_cases,
     oracle=with_a_window(forms.in_a_kernel), contracts=(CONTRACT,),
     plain=tuple(with_a_window(getattr(forms, f"{how}_in_a_kernel")) for how in ("prescaled", "rounded", "normalised")),
-    models=(model_of(window_attention, CHANGES, (start, scored, accumulated, divided), (between,), most_pairs=60),),
+    models=(model_of(window_attention, CHANGES, (start, scored, accumulated, divided), (between,), most_pairs=30),),
     needs=TRITON, uses_dot=True,
     requirements=(
         LaunchesTriton(at_most=1), Moves(window_bytes, slack=1.1), ReadByKernels((1, 2)), BoundedLoop(),

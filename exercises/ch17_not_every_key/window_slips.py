@@ -63,23 +63,24 @@ WHOLE_TILES = (
     *edits("Keys count twice, because two of the loops visit their tile. A window narrower than two tiles may leave no "
         "tile whole, and whole_begin, computed from the keys, then lies beyond whole_end. Begin the last loop at the "
         "larger of the two.",
-        **{f"counted_twice__to_the_last{name}": twice(WHOLE_END, up(window_of(last))) for name, last in LASTS.items()}),
+        counted_twice=twice(WHOLE_END, up(window_of(LAST))),
+        counted_twice__to_the_last_that_is=twice(WHOLE_END, up(window_of(LASTS["_that_is"])))),
     *edits("Keys count twice: the first loop does not begin where a tile begins, so its last tile reaches into the "
-        "next loop's first. Round its begin down to whole tiles.",
+        "next loop's first. Round its begin down to whole tiles.", alone=True,
         loops_off_the_grid=twice(up(window_of(LAST)), OFF_THE_GRID)),
     *edits("Tiles on the left get no mask although the last query sees only a part of them. Its window begins latest, "
-        "so whole tiles begin at its position - window + 1, rounded up.",
+        "so whole tiles begin at its position - window + 1, rounded up.", alone=True,
         whole_from_the_first=unmasked(up(window_of(FIRST)), WHOLE_END),
         whole_from_the_first__rounded_down=unmasked(down(window_of(FIRST)), WHOLE_END),
         **{f"whole_from_the_first__of_the_last{name}": unmasked(down(window_of(last)), WHOLE_END)
            for name, last in LASTS.items()}),
     *edits("Tiles on the right get no mask although the first query sees only a part of them. It sees keys up to its "
-        "own alone, so whole tiles end at its position + 1, rounded down.",
+        "own alone, so whole tiles end at its position + 1, rounded down.", alone=True,
         **{f"whole_to_the_last__{way}{name}": unmasked(up(window_of(last)), end) for name, last in LASTS.items()
            for way, end in (("of_the_last", down(f"({LAST} + 1).clamp(max=key_length)")),
            ("rounded_up", up(f"({FIRST} + 1)")), ("end", up("end")))}),
     *edits("Tiles that need a mask are left out, those before whole_begin or those from whole_end on. Visit both "
-        "with a mask: a loop for the whole tiles alone loses keys that some query sees.",
+        "with a mask: a loop for the whole tiles alone loses keys that some query sees.", alone=True,
         masked_part_left_out=("(begin <= first_key)", f"({up(window_of(LAST))} <= first_key)"),
         masked_part_left_out__that_is=("(begin <= first_key)", f"({up(window_of(LASTS['_that_is']))} <= first_key)"),
         masked_part_left_out__right=("(first_key < end)", f"(first_key < torch.maximum({WHOLE_END}, "
@@ -87,9 +88,9 @@ WHOLE_TILES = (
         masked_part_left_out__both=("(begin <= first_key) & (first_key < end)", f"({up(window_of(LAST))} <= first_key) "
         f"& (first_key < {WHOLE_END})")),
     *edits("No tile gets a mask. Tiles at the window's edge, on the diagonal and at the end of the keys need one.",
-        never_masked=(MASK, "keys >= 0"), never_masked__but_at_the_end=(MASK, "keys < key_length")),
+        alone=True, never_masked=(MASK, "keys >= 0"), never_masked__but_at_the_end=(MASK, "keys < key_length")),
     *edits("Only the first and the last tile get a mask. The windows of 64 queries begin at 64 keys, which may lie in "
-        "two tiles, and so may their ends.", ends_alone=unmasked("begin + BLOCK", f"{up('end')} - BLOCK")),
+        "two tiles, and so may their ends.", alone=True, ends_alone=unmasked("begin + BLOCK", f"{up('end')} - BLOCK")),
 )  # fmt: skip
 WINDOW = (
     *edits(f"The window is one key too wide. {SEES}", window_too_wide=(LOWER, "keys >= positions - window"),
@@ -145,12 +146,18 @@ WINDOW = (
     *edits("The weights are measured from a finite number, and all scores of a row may lie below it: the running "
         "maximum starts at such a number, or what stands in for -inf bounds it from below. Start at -inf, and subtract "
         "0 where the new maximum is still -inf.",
-        **{f"maximum_starts_finite__{to}": (START_MAX, f"torch.full(shape, -{to}")
+        alone=True, **{f"maximum_starts_finite__{to}": (START_MAX, f"torch.full(shape, -{to}")
            for to in ("1e4", "5e4", "1e9", "1e30")}),
     *edits(told.SCALE_TWICE, scale_twice=(SCALE, "1 / head_dim")),
-    *edits(told.SCALE_BY_LENGTH, scale_by_length=(SCALE, "key_length ** -0.5"),
+    *edits("The scores are not scaled, and the exponential is tl.exp2, which takes log2(e) times the score. Multiply "
+        "the product of queries and keys by log2(e)/√head_dim.", alone=True,
+        scale_missing__and_log2e=(SCALE, "math.log(2)")),
+    *edits("The scores are divided by head_dim instead of its square root, and the exponential is tl.exp2, which takes "
+        "log2(e) times the score. The scale is log2(e)/√head_dim.", alone=True,
+        scale_twice__without_log2e=(SCALE, "math.log(2) / head_dim")),
+    *edits(told.SCALE_BY_LENGTH, alone=True, scale_by_length=(SCALE, "key_length ** -0.5"),
         scale_by_length__window=(SCALE, "window ** -0.5")),
     *edits("The scale holds ln 2, which is 0.6931. What turns e^x into a power of 2 is log2(e), its inverse: 1.4427.",
-        ln_2_for_log2e=(SCALE, f"{SCALE} * math.log(2) ** 2")),
+        alone=True, ln_2_for_log2e=(SCALE, f"{SCALE} * math.log(2) ** 2")),
     *WHOLE_TILES,
 )  # fmt: skip
