@@ -30,10 +30,12 @@ from course_lib.kernels.common.machine import architecture_of
 from course_lib.kernels.common.numbers import FLOAT32_PRECISION
 from course_lib.kernels.experts.arrange import Arrangement
 from course_lib.kernels.experts.checks import check_grouped
+from course_lib.kernels.experts.grouped_tma import copy_engine_takes, grouped_product_tma
 from course_lib.kernels.experts.tiles import expert_tiles, tiles_of_block
-from course_lib.kernels.products.candidates import ProductTiles, product_cases
+from course_lib.kernels.products.candidates import ProductTiles, candidates, product_cases
 from course_lib.kernels.products.epilogue import finish, product_reference
 from course_lib.kernels.products.parts import multiply, numbers_of_tile, tile_of, weight_rows_of_tile
+from course_lib.kernels.products.tma import FIRST_WITH_COPY_ENGINE
 
 
 @triton.jit
@@ -114,13 +116,26 @@ def grouped_product(
     out = torch.empty(len(arrangement.slots), columns, dtype=x.dtype, device=x.device)
     row_tiles = len(arrangement.tile_experts)
     if row_tiles:
-        tiles = tiles or tiles_of_block(architecture_of(x.device), x.dtype, arrangement.block)
+        arch = architecture_of(x.device)
+        tiles = tiles or tiles_of_block(arch, x.dtype, arrangement.block)
+        if by_copy_engine(arch, tiles, x, weight, columns):
+            grouped_product_tma(x, weight, out, arrangement, gathered, gated, transposed, tiles)
+            return out
         grouped_product_kernel[(tiles.tiles_of(len(out), columns * (2 if gated else 1)),)](
             x, weight, out, arrangement.slots, arrangement.tile_experts, row_tiles, columns, x.shape[1],
             arrangement.sentinel, arrangement.places.shape[1], x.stride(0), *weight.stride()[:2], out.stride(0),
             gathered, gated, transposed, **tiles.settings(),
         )  # fmt: skip
     return out
+
+
+def by_copy_engine(arch: int | None, tiles: ProductTiles, x, weight, columns: int) -> bool:
+    """Whether the form for Hopper and later is taken: for tall tiles of what the engine can move."""
+    tall = tiles.rows >= candidates(arch, x.dtype)[0].rows
+    return (
+        arch is not None and arch >= FIRST_WITH_COPY_ENGINE and x.dtype != torch.float32 and tall
+        and copy_engine_takes(x, weight, columns)
+    )  # fmt: skip
 
 
 def grouped_product_reference(x, weight, arrangement, *, gathered=True, gated=False, transposed=False):

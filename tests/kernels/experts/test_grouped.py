@@ -8,6 +8,7 @@ from course_lib.hardware.device import interpreting
 from course_lib.hardware.meter.metered import metered
 from course_lib.kernels.experts.arrange import arrange
 from course_lib.kernels.experts.grouped import grouped_product, grouped_product_reference
+from course_lib.kernels.experts.grouped_tma import copy_engine_takes
 from course_lib.kernels.experts.tiles import expert_tiles
 from course_lib.kernels.products.candidates import ProductTiles
 from tests.kernels.experts.cases import operands, ragged, served
@@ -32,6 +33,23 @@ def test_each_row_meets_the_weight_of_its_expert(form, columns, inner, dtype):
     outer = columns * 2 if form.get("gated") else columns
     x, weight, arrangement = operands(19, 3, 6, outer, inner, dtype=dtype, gathered=form.get("gathered", True))
     assert_right(x, weight.transpose(1, 2).contiguous() if form.get("transposed") else weight, arrangement, **form)
+
+
+@pytest.mark.parametrize("form", [*FORMS, {"gathered": False, "transposed": True}], ids=str)
+@pytest.mark.parametrize("columns, inner", [(40, 72), (8, 8), (64, 32)])
+def test_the_form_with_the_copy_engine_is_the_same_product(form, columns, inner, monkeypatch):
+    monkeypatch.setattr("course_lib.kernels.experts.grouped.by_copy_engine", lambda *_: True)
+    outer = columns * 2 if form.get("gated") else columns
+    x, weight, arrangement = operands(19, 3, 6, outer, inner, dtype=torch.float16, gathered=form.get("gathered", True))
+    assert copy_engine_takes(x, weight, columns)
+    assert_right(x, weight.transpose(1, 2).contiguous() if form.get("transposed") else weight, arrangement, **form)
+
+
+def test_what_the_copy_engine_cannot_move_is_left_to_the_plain_form():
+    x, weight, _ = operands(19, 3, 6, 40, 72, dtype=torch.float16)
+    assert not copy_engine_takes(x, weight, 41)
+    assert not copy_engine_takes(x[:, 1:], weight, 40)
+    assert not copy_engine_takes(x, weight[:, :, :70].contiguous(), 40)
 
 
 @pytest.mark.parametrize("tokens, k, count", [(1, 1, 1), (1, 4, 4), (33, 1, 3), (5, 8, 8)])
