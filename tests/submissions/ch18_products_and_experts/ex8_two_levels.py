@@ -32,6 +32,17 @@ WRONG = {
     "zeros_with_a_floor": wrong((SCALE, "torch.where(largest > 0, largest / 448, 1e-12)")),
     "scale_with_a_floor": wrong((SCALE, "(largest / 448).clamp(min=1e-12)")),
     "scale_with_a_floor__of_the_largest": wrong((SCALE, "largest.clamp(min=1e-4) / 448")),
+    "scale_with_a_floor__1e_7": wrong((SCALE, "(largest / 448).clamp(min=3e-7)")),
+    "fails_on_a_shorter_block": wrong(("F.pad(x, (0, -inner % 128))", "x")),
+    "divided_in_16_bits": wrong((DIVIDED, "(blocks.bfloat16() / scales[:, :, None].bfloat16())")),
+    "filled_up_in_front": wrong(("(0, -inner % 128)", "(-inner % 128, 0)"), ("[:, :inner]", "[:, -inner:]")),
+    "last_numbers_missing": wrong(
+        ("F.pad(x, (0, -inner % 128)).view(", "x[:, : inner // 128 * 128].reshape("), ("-1, 128)", "inner // 128, 128)")
+    ),
+    "scales_squared": wrong((SCALED, SCALED + " ** 2")),
+    "total_scaled": wrong((SCALED, "total = (total + sums) * (x_scales[:, block, None] * of_weight)")),
+    "first_block_missing": wrong((BLOCKS, "range(128, inner, 128)"), ("enumerate(", "enumerate("),
+                                 ("x_scales[:, block,", "x_scales[:, block + 1,"), ("[:, block]", "[:, block + 1]")),
     "scales_rounded": wrong((SCALE, f"{SCALE}.bfloat16().float()")),
     "scales_rounded__power_of_two": wrong((SCALE, f"torch.exp2({SCALE}.log2().ceil())")),
     "codes_cut": wrong((CAST, "codes.round().to(torch.float8_e4m3fn)")),
