@@ -512,8 +512,8 @@ measured("18 error of the running total, 16,384 products", 100 * relative_error(
 # because the rounding of the numbers has either sign and cancels in a long sum, and the adder's does not. With two
 # levels the error is 0.01 %, however long the sum is, because the tensor core never adds more than 128 products.
 #
-# The scales cost nothing extra here. The block's sum leaves the tensor core anyway, and on its way into the float32 total
-# it is multiplied by $s_x \cdot s_w$.
+# The scales cost nothing extra here. The block's sum leaves the tensor core anyway, and on its way into the float32
+# total it is multiplied by $s_x \cdot s_w$.
 
 # %%
 # Exercise 18.8 · FP8 with scales: a sum in two levels
