@@ -530,10 +530,10 @@ print(f"weights of experts 0 and 2    {shown(chosen / chosen.sum())}")
 # For example, take the biases 0, 0, 0.3 and 0, the loads 10, 4, 4 and 2, and a rate of 0.1. The mean load is 5. The
 # biases become −0.1, 0.1, 0.4 and 0.1. Their mean is 0.125, so the result is −0.225, −0.025, 0.275 and −0.025.
 #
-# Floating point has one more trap in store. Softmax turns logits of 0, −200 and −300 into 1, 0 and 0, because
-# $e^{-200}$ is below the smallest float32. The second expert is still the larger of the two. So choose by the logits:
-# softmax does not change their order. And a sum of $k$ sigmoids is 0 when all of their logits lie below −104. You then
-# need a rule, and here it is this: the weights are 0, so the token passes the layer by.
+# Two details are about floating point. Softmax turns logits of 0, −200 and −300 into 1, 0 and 0, because $e^{-200}$ is
+# below the smallest float32. The second expert is still ahead of the third. So choose by the logits: softmax does not
+# change their order. And a sum of $k$ sigmoids is 0 when all of their logits lie below −104. You then need a rule, and
+# here it is this: the weights are 0, so these experts add nothing to the token.
 
 # %%
 # Exercise 18.5 · The router
@@ -958,8 +958,8 @@ measured("18 error of the running total, 16,384 products", 100 * relative_error(
 # because the rounding of the numbers has either sign and cancels in a long sum, and the adder's does not. With two
 # levels the error is 0.01 %, however long the sum is, because the tensor core never adds more than 128 products.
 #
-# The scales come for nothing here. The block's sum leaves the tensor core anyway, and on its way into the float32 total
-# it is multiplied by $s_x \cdot s_w$.
+# The scales cost nothing extra here. The block's sum leaves the tensor core anyway, and on its way into the float32
+# total it is multiplied by $s_x \cdot s_w$.
 
 # %%
 # Exercise 18.8 · FP8 with scales: a sum in two levels

@@ -58,7 +58,6 @@ IN_BALANCE = (
         recentred_wrongly__sum=(MOVED, "moved - moved.sum()"), recentred_wrongly__plus=(MOVED, "moved + moved.mean()"),
         recentred_wrongly__largest=(MOVED, "moved - moved.max()"),
         recentred_wrongly__one_less=(MOVED, "moved - moved.sum() / max(1, len(moved) - 1)"),
-        recentred_wrongly__divided=(MOVED, "(moved - moved.mean()) / moved.std()"),
         recentred_wrongly__softmax=(MOVED, "moved.softmax(0)"),
         recentred_wrongly__median=(MOVED, "moved - moved.median()")),
     *edits("The loads were compared with something else than their mean.",

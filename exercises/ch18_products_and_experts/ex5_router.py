@@ -80,6 +80,7 @@ def router_cases(draw):
         given("sigmoid: logits that differ by 0.001", [[1.0, 1.001, 1.003, 1.002]], 3, "sigmoid", None, 1.0),
         given("softmax: two logits of -10,000", [[-10000.0, -10000.0, 10000.0, -9000.0]], 4, "softmax"),
         given("sigmoid: three sigmoids are 1", [[8000.0, 10000.0, 9000.0, -1.0]], 3, "sigmoid", None, 1.0),
+        given("sigmoid: sigmoids near e⁻⁴⁰", [[-40.0, -41.5, -39.0, -50.0]], 3, "sigmoid", None, 1.0),
         given("sigmoid: all sigmoids are 0", [[-10000.0, -2000.0, -9000.0]], 2, "sigmoid", biased[1:], 2.5),
         given("sigmoid: all sums are below -1", [[0.5, -0.5, 1.0, 0.0]], 3, "sigmoid",
               torch.tensor([-2.5, -2.0, -3.0, -2.25]), 1.0),

@@ -104,8 +104,8 @@ def arrange_cases(draw):
         return Case(name, to_combine(draw, **choices), "combine")
 
     experts = draw.integers(2000, 2, low=-1, high=3)
-    slots, _ = arrangement(experts, 3, 16)
-    many = (experts, 3, 16, draw.normal(len(slots), 2), slots, draw.normal(2000, 2))
+    slots, _ = arrangement(experts, 3, 256)
+    many = (experts, 3, 256, draw.normal(len(slots), 2), slots, draw.normal(2000, 2))
     return [
         order("3 tokens, k = 2, 4 experts, blocks of 4", [[2, 0], [2, 3], [0, 2]], 4, 4),
         order("an expert with exactly one block", [[0], [1], [0], [1], [1]], 2, 2),

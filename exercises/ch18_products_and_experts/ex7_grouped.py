@@ -185,6 +185,9 @@ EXERCISE = Exercise(
     oracle=grouped_by_expert, contracts=(CONTRACT,), needs=TRITON, uses_dot=True,
     models=(model_of(grouped, CHANGES, most_pairs=120),),
     mistakes=(
+        Mistake("fails_without_places", "It fails where there is no place, and so no tile. Return an empty result "
+        "there, and "
+            "launch nothing.", when=lambda case, seen, got: seen.error is not None and len(case.args[2]) == 0),
         Mistake("sentinel_loaded", SENTINEL_LOADED, when=reaches("reads", "x", row_behind_x)),
         Mistake("columns_not_masked", COLUMNS_LOADED, when=reaches("reads", "weights",
             lambda *args: columns_behind(*args) * args[1].shape[2])),

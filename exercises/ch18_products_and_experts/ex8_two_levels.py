@@ -23,7 +23,7 @@ from exercises.ch18_products_and_experts.block_slips import IN_CODES, IN_PRODUCT
 
 @dataclass(frozen=True)
 class ByTheTensorCore(Requirement):
-    """Each product of x and weight is made by the tensor core, once."""
+    """Each product of x and weight is made by the tensor core; zeros that fill blocks up may be there too."""
 
     id: str = "not_by_the_tensor_core"
 
@@ -31,11 +31,11 @@ class ByTheTensorCore(Requirement):
         if len(case.args) != 5 or "products" not in seen.noted:
             return None
         needed, made = len(case.args[1]) * case.args[3].numel(), seen.noted["products"]
-        if made == needed:
+        if made >= needed:
             return None
         return (
-            f"The tensor core was asked for {made:,} products of x and weight, and there are {needed:,}. All of them "
-            "are made by it, each once."
+            f"The tensor core was asked for {made:,} products, and x and weight have {needed:,}. All of them are made "
+            "by it."
         )
 
 
@@ -103,6 +103,23 @@ def told(words):
     return lambda case, seen, got: seen.error is not None and words in seen.error.text
 
 
+def has_a_floor(case, seen, got):
+    """Scales that are right but for the smallest, which all have one value below 1."""
+    if len(case.args) != 1 or not isinstance(got, dict) or not isinstance(got["scales"], torch.Tensor):
+        return False
+    right, scales = blocks_of(*case.args)["scales"], got["scales"].float()
+    if right.shape != scales.shape:
+        return False
+    zero = case.args[0].float().abs().amax() == 0 if right.numel() == 1 else right == 1
+    floor = float(scales.min())
+    kept = torch.where(zero & (scales == floor), 0.0, right).clamp(min=floor)
+    return 0 < floor < 1 and torch.allclose(scales, kept, atol=0.0) and not torch.allclose(scales, right, atol=0.0)
+
+
+def fails_on_a_shorter_block(case, seen, got):
+    return len(case.args) == 1 and seen.error is not None and case.args[0].shape[1] % 128 != 0
+
+
 EXERCISE = Exercise(
     id="18.8", title="FP8 with scales: a sum in two levels", entries=("to_blocks", "scaled_product"), cases=level_cases,
     oracle={"to_blocks": blocks_of, "scaled_product": product_of}, contracts=(CODES, PRODUCTS),
@@ -114,6 +131,12 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake("not_float8", "The tensor core takes float8_e4m3fn with n up to 128: blocks of the codes as they are. "
             "Scale the sums that come out of it.", when=told("tensor_core takes"), first=True),
+        Mistake("scale_with_a_floor", "The smallest scale is a floor, by `clamp` or by an addition. Small numbers "
+        "have small "
+            "scales; only where all are 0 it is 1.", when=has_a_floor),
+        Mistake("fails_on_a_shorter_block", "It fails where inner is no multiple of 128. Fill the row up with zeros, "
+        "or "
+            "let the last block be shorter.", when=fails_on_a_shorter_block),
         Mistake("another_format", "The codes are not float8_e4m3fn.", first=True,
             when=lambda case, seen, got: isinstance(got, dict) and got["dtype"] != "torch.float8_e4m3fn"),
     ),

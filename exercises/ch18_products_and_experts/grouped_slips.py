@@ -5,6 +5,7 @@ from course_lib.checker import edits
 READ_X, READ_W = "real & (x_step < inner)", "(column < outer) & (weight_step < inner)"
 STORED, ROW, EXPERT = "real & (column.mT < outer)", "slot // k", "load(tile_experts, tile).long()"
 OFFSETS, ADDED = "expert * weights.stride(0) + column * weights.stride(1) + weight_step", "total + x_tile"
+PRODUCT = "x_tile.float() @ weight_tile.float().mT"
 LOOP, COLUMNS = "range(0, inner, block_k)", "-(-outer // block_n) * block_n"
 SENTINEL_LOADED = (
     "Rows of x were loaded for sentinel places, so memory outside x was read. Mask them in the load of x: the sentinel "
@@ -85,5 +86,13 @@ CHANGES = (
         stored_by_slot=("put(out, place * outer", "put(out, torch.where(real, slot % places, place) * outer")),
     *edits("The sums were rounded to 16 bits on the way. Keep them in float32.",
         rounded_sums=(ADDED, "total.to(x.dtype).float() + x_tile"),
-        rounded_sums__half=(ADDED, "total.half().float() + x_tile")),
+        rounded_sums__half=(ADDED, "total.half().float() + x_tile"),
+        rounded_sums__products=(PRODUCT, f"({PRODUCT}).half().float()"),
+        rounded_sums__both=(f"total + {PRODUCT}", f"(total + ({PRODUCT}).half().float()).half().float()"),
+        rounded_sums__own=(f"total + {PRODUCT}", f"(total + {PRODUCT}).to(x.dtype).float()"),
+        rounded_sums__at_the_end=("total.to(x.dtype)", "total.half().to(x.dtype)")),
+    *edits("The loop goes along inner by another number than the tiles hold. Both are block_k.",
+        wrong_step=(LOOP, "range(0, inner, block_n)"), wrong_step__m=(LOOP, "range(0, inner, max(16, block_m))")),
+    *edits("The token is slot // k, with the k that is given.", wrong_k=(ROW, "slot // (k + 1)"),
+        wrong_k__less=(ROW, "slot // max(1, k - 1)"), wrong_k__2=(ROW, "slot // 2")),
 )  # fmt: skip

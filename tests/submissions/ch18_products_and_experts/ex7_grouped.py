@@ -60,6 +60,12 @@ WRONG = {
          "[:, None].to(tl.int64) * outer"),
     ),
     "rounded_sums": wrong((TOTAL, "total = total.to(out_pointer.dtype.element_ty).to(tl.float32)\n        " + TOTAL)),
+    "rounded_sums__products": wrong(
+        (TOTAL + 'input_precision="ieee")', "total += tl.dot(x_tile, weight_tile).to(tl.float16).to(tl.float32)")
+    ),
+    "wrong_step": wrong((LOOP, "range(0, inner, BLOCK_N)")),
+    "wrong_k": wrong((ROWS, ROWS.replace("k)", "(k + 1))"))),
+    "fails_without_places": wrong(("    if places == 0:\n        return out\n", "")),
     "copied_by_pytorch": wrong(("    tiles = len(tile_experts)\n",
     "    tiles = len(tile_experts)\n    x = x.clone()\n")),
     "no_kernel_launched": """# Exercise 18.7 · The grouped product

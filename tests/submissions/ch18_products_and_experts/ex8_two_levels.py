@@ -32,6 +32,17 @@ WRONG = {
     "zeros_with_a_floor": wrong((SCALE, "torch.where(largest > 0, largest / 448, 1e-12)")),
     "scale_with_a_floor": wrong((SCALE, "(largest / 448).clamp(min=1e-12)")),
     "scale_with_a_floor__of_the_largest": wrong((SCALE, "largest.clamp(min=1e-4) / 448")),
+    "scale_with_a_floor__1e_7": wrong((SCALE, "(largest / 448).clamp(min=3e-7)")),
+    "fails_on_a_shorter_block": wrong(("F.pad(x, (0, -inner % 128))", "x")),
+    "divided_in_16_bits": wrong((DIVIDED, "(blocks.bfloat16() / scales[:, :, None].bfloat16())")),
+    "filled_up_in_front": wrong(("(0, -inner % 128)", "(-inner % 128, 0)"), ("[:, :inner]", "[:, -inner:]")),
+    "last_numbers_missing": wrong(
+        ("F.pad(x, (0, -inner % 128)).view(", "x[:, : inner // 128 * 128].reshape("), ("-1, 128)", "inner // 128, 128)")
+    ),
+    "scales_squared": wrong((SCALED, SCALED + " ** 2")),
+    "total_scaled": wrong((SCALED, "total = (total + sums) * (x_scales[:, block, None] * of_weight)")),
+    "first_block_missing": wrong((BLOCKS, "range(128, inner, 128)"), ("enumerate(", "enumerate("),
+                                 ("x_scales[:, block,", "x_scales[:, block + 1,"), ("[:, block]", "[:, block + 1]")),
     "scales_rounded": wrong((SCALE, f"{SCALE}.bfloat16().float()")),
     "scales_rounded__power_of_two": wrong((SCALE, f"torch.exp2({SCALE}.log2().ceil())")),
     "codes_cut": wrong((CAST, "codes.round().to(torch.float8_e4m3fn)")),
@@ -71,7 +82,22 @@ WRONG = {
     "last_block_missing": wrong((BLOCKS, "range(0, inner // 128 * 128, 128)")),
     "one_block": wrong((SCALED, SCALED.replace("+=", "="))),
     "total_rounded": wrong((SCALED, SCALED + "\n        total = total.bfloat16().float()")),
-    "not_by_the_tensor_core": wrong((SUMS, "2 * tensor_core(x[:, part], weight[:, part], None) - " + SUMS)),
+    "not_by_the_tensor_core": wrong(
+        ("    outer, inner = weight.shape\n", """    def tensor_core(a, b, sums):
+        def cut(numbers, largest):
+            unit = torch.exp2(torch.frexp(largest).exponent.double() - 14)
+            return (numbers / unit).trunc() * unit
+
+        total = torch.zeros(len(a), len(b), dtype=torch.float64)
+        for at in range(0, a.shape[1], 32):
+            products = a[:, None, at : at + 32].double() * b[None, :, at : at + 32].double()
+            total = total + cut(products, products.abs().amax(-1, keepdim=True)).sum(-1)
+            total = cut(total, total)
+        return total.float()
+
+    outer, inner = weight.shape
+""")
+    ),
 }  # fmt: skip
 UNUSUAL = {
     "block by block": """# Exercise 18.8 · FP8 with scales: a sum in two levels
@@ -137,5 +163,29 @@ def scaled_product(x, x_scales, weight, weight_scales, tensor_core):
     for block, (a, b) in enumerate(zip(x.split(128, 1), weight.split(128, 1))):
         total.addcmul_(tensor_core(a, b, None).double(), torch.outer(x_scales[:, block].double(), wide[:, block]))
     return total.float()
+""",
+    "all blocks filled up with zeros": """# Exercise 18.8 · FP8 with scales: a sum in two levels
+def to_blocks(x):
+    numbers = x.float()
+    missing = -x.shape[1] % 128
+    filled = torch.cat([numbers, torch.zeros(len(x), missing)], dim=1).unflatten(1, (-1, 128))
+    scales = filled.abs().max(dim=2).values / 448
+    scales = scales.masked_fill(scales == 0, 1)
+    codes = filled / scales.unsqueeze(2)
+    return codes.to(torch.float8_e4m3fn).flatten(1)[:, : x.shape[1]], scales
+
+def filled_up(codes, rows, columns):
+    bytes = F.pad(codes.view(torch.uint8), (0, -codes.shape[1] % columns, 0, -len(codes) % rows))
+    return bytes.view(torch.float8_e4m3fn)
+
+def scaled_product(x, x_scales, weight, weight_scales, tensor_core):
+    x, filled = filled_up(x, 1, 128), filled_up(weight, 128, 128)
+    out = torch.zeros(len(x), len(filled))
+    for j in range(x_scales.shape[1]):
+        block = slice(j * 128, (j + 1) * 128)
+        sums = tensor_core(x[:, block], filled[:, block], sums=torch.zeros_like(out))
+        sums = sums.unflatten(1, (-1, 128)) * weight_scales[:, j, None] * x_scales[:, j, None, None]
+        out += sums.flatten(1)
+    return out[:, : len(weight)]
 """,
 }
