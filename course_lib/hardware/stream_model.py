@@ -31,8 +31,8 @@ def play_stream_k(functions, programs, tiles, steps, room, step_ticks, store_tic
 
     Returns:
         A dict: ending, "finished" or who waits for what for ever or asks for what does not exist; steps, for each
-        program the numbers tile · steps + step that it has done, as text; tiles, for each "whole" or what is wrong with its result; parts, who left more
-        than one.
+        program the numbers tile · steps + step that it has done, as text; tiles, for each "whole" or what is wrong with
+        its result; parts, who left more than one.
 
     Raises:
         ValueError: an action that does not exist, or actions that are no list.
