@@ -468,6 +468,175 @@ print(measured("18 ticks of stream-K, 9 tiles on 4 programs", max(end for *_, en
 # comes last, when it is most likely there already.
 
 # %% [markdown]
+# ## The end of a product
+#
+# When the loop ends, the sums of a tile are in registers. Whatever comes next element by element can be done right
+# there, before they are stored. This is the *epilogue*: a bias, an activation, a residual.
+#
+# The gate of a modern MLP makes the most of it. The layer multiplies `x` by two weights of the same size, *gate* and
+# *up*, and keeps $silu(gate) \cdot up$, where $silu(g) = g \cdot \sigma(g) = g / (1 + e^{-g})$. For 4,096 tokens and a
+# hidden size of 14,336, in 16 bits, gate and up are 117 MB each. Two products write both, and a third kernel reads both
+# and writes the result, 117 MB too. Together that is 587 MB. If one program computes both tiles, it needs twice the
+# registers for sums, but only the result is written: 117 MB.
+#
+# So a program computes a tile of `block_n` columns of the *result*. For this it loads `block_n` rows of the gate and
+# `block_n` rows of up. The two weights are stored as one matrix of 2 · hidden rows: first all rows of the gate, then
+# all rows of up. With a hidden size of 40, column 3 of the result belongs to the rows 3 and 43 of the weight, and to
+# the elements 3 and 43 of the bias.
+#
+# Three things deserve care.
+#
+# **Where to round.** Plain PyTorch in float16 rounds gate and up to 16 bits, then their product, then the sum with the
+# residual. In one kernel everything stays in float32 and is rounded once. That is more exact, and it is what is asked
+# here.
+#
+# **Large gates.** $g \cdot e^g / (1 + e^g)$ is the same function on paper. At $g = 100$ it is infinity divided by
+# infinity in float32, which is NaN. **Predict** what $g / (1 + e^{-g})$ gives at $g = -100$, where $e^{-g}$ overflows.
+
+# %%
+gate = torch.tensor([-100.0, -1.0, 0.0, 1.0, 100.0])
+print("g · exp(g) / (1 + exp(g)):", (gate * gate.exp() / (1 + gate.exp())).tolist())
+print("g / (1 + exp(-g)):        ", (gate / (1 + (-gate).exp())).tolist())
+
+# %% [markdown]
+# The first form fails for large positive gates. The second is right on both sides: a number divided by infinity is 0.
+# `tl.sigmoid` computes it that way.
+#
+# **Once, not once a block.** The bias belongs to the finished sum. If it is added in the loop, it counts once for each
+# block of `inner`, and a test whose `inner` fits into one block does not notice. The residual is added last, after the
+# activation.
+
+# %%
+# Exercise 18.4 · The end of a product
+@triton.jit
+def gated_product_kernel(
+    x_pointer, weight_pointer, bias_pointer, residual_pointer, out_pointer, rows, hidden, inner,
+    x_stride, weight_stride, residual_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):
+    """One program: one tile of the result. A pointer may be None. You may change the arguments."""
+    # BEGIN SOLUTION
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    x_rows = x_pointer + row.to(tl.int64)[:, None] * x_stride  # [BLOCK_M, 1]
+    gate_rows = weight_pointer + column.to(tl.int64)[:, None] * weight_stride  # [BLOCK_N, 1]
+    up_rows = weight_pointer + (column + hidden).to(tl.int64)[:, None] * weight_stride
+    gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, inner, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)[None, :]  # [1, BLOCK_K]
+        x_tile = tl.load(x_rows + k, mask=(row < rows)[:, None] & (k < inner), other=0.0)
+        mask = (column < hidden)[:, None] & (k < inner)
+        gate_tile = tl.load(gate_rows + k, mask=mask, other=0.0)  # [BLOCK_N, BLOCK_K]
+        up_tile = tl.load(up_rows + k, mask=mask, other=0.0)
+        gate = tl.dot(x_tile, tl.trans(gate_tile), gate, input_precision="ieee")
+        up = tl.dot(x_tile, tl.trans(up_tile), up, input_precision="ieee")
+    if bias_pointer is not None:
+        gate += tl.load(bias_pointer + column, mask=column < hidden, other=0.0).to(tl.float32)[None, :]
+        up += tl.load(bias_pointer + hidden + column, mask=column < hidden, other=0.0).to(tl.float32)[None, :]
+    result = gate * tl.sigmoid(gate) * up
+    inside = (row < rows)[:, None] & (column < hidden)[None, :]
+    if residual_pointer is not None:
+        residual_tile = residual_pointer + row.to(tl.int64)[:, None] * residual_stride + column[None, :]
+        result += tl.load(residual_tile, mask=inside, other=0.0).to(tl.float32)
+    out_tile = out_pointer + row.to(tl.int64)[:, None] * hidden + column[None, :]
+    tl.store(out_tile, result.to(out_pointer.dtype.element_ty), mask=inside)
+    # END SOLUTION
+
+
+def gated_product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
+    block_m: int, block_n: int, block_k: int,
+) -> torch.Tensor:
+    """silu(x · gateᵀ + gate bias) · (x · upᵀ + up bias) + residual, by one launch of your kernel.
+
+    x: [rows, inner]. weight: [2 · hidden, inner]: the rows of the gate first, then those of up.
+    bias: [2 · hidden], contiguous, in the same order; or None for no bias. residual: [rows, hidden], or None for none.
+        All sizes are at least 1. All tensors are float32 or all float16 (bfloat16 too, on a GPU that has it). The
+        numbers of a row lie side by side, but rows of x, weight and residual may lie any distance apart, also beyond
+        2³¹ elements. What lies between them is not yours and may be NaN. The gate's sums may be anywhere in ±10⁴.
+    block_m, block_n, block_k: rows and columns of the result's tile, and the numbers of inner that a program takes at a
+        time: powers of two, 16 to 128.
+    Returns: a new contiguous tensor [rows, hidden] of x's dtype. All arithmetic is float32, rounded once at the end.
+    A program loads its block_m rows of x once, and its block_n rows of the gate and of up. Besides these, the biases
+    and the residual it loads nothing, and it stores only its tile. Bytes are counted. Hand the kernel the tensors as
+    they are, without a copy.
+    """
+    # BEGIN SOLUTION
+    (rows, inner), hidden = x.shape, weight.shape[0] // 2
+    out = torch.empty(rows, hidden, dtype=x.dtype, device=x.device)
+    gated_product_kernel[(triton.cdiv(rows, block_m), triton.cdiv(hidden, block_n))](
+        x, weight, bias, residual, out, rows, hidden, inner,
+        x.stride(0), weight.stride(0), 0 if residual is None else residual.stride(0),
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+    )
+    return out
+    # END SOLUTION
+
+
+# %%
+best_gated_product = check("18.4", gated_product).best
+
+# %% [markdown]
+# In the library, `product` of `course_lib.kernels.products` does the same with `gated=True`. A small test of any such
+# kernel: with weights of 0 and no residual the result is $silu(b_{gate}) \cdot b_{up}$ in every row, whatever `x` is.
+
+# %%
+x, weight, bias = torch.randn(5, 70), torch.zeros(80, 70), torch.randn(80)
+out = best_gated_product(x.to(device), weight.to(device), bias.to(device), None, 16, 32, 32).cpu()
+print("largest difference:", (out - F.silu(bias[:40]) * bias[40:]).abs().max().item())
+
+# %% [markdown]
+# ## Two products in one kernel: when it pays
+#
+# An MLP is a product, an activation and a second product. With the activation as the end of the first product you have
+# two kernels, and the tensor between them, `hidden` numbers for each row, is written once and read once. Could one
+# kernel do both products, so that this tensor is never stored?
+#
+# It could if a program keeps whole rows: it computes a block of hidden numbers, activates them, and multiplies them by
+# the matching columns of the second matrix at once. Its sums are then whole rows of the result, so the result's width
+# has to fit into one tile. A width of 128 or 256 does. With Llama's 4,096 columns, 16 programs would share the columns
+# of a row block, and each of them would have to compute all hidden numbers for itself: 16 times the FLOPs of the first
+# product.
+#
+# So one kernel is possible only for narrow MLPs. Is it worth it there? Count the time of bytes and of products in both
+# forms, and take the longer one for each kernel. **Predict** how many times as fast one kernel could be at most for
+# 2²⁰ rows of 128 numbers, 512 hidden ones, and 128 results, on an H200 with 4.3 TB/s and 700 TFLOP/s.
+
+# %%
+predict("18 two kernels over one, a narrow MLP", ..., "times")
+
+# %%
+def mlp_seconds(rows, width, hidden, bandwidth=4.3e12, flops=700e12):
+    """(seconds in two kernels, seconds in one) of rows of `width` through `hidden` and back, in 16 bits."""
+    ends, middle, product_time = 2 * rows * width, 2 * rows * hidden, 2 * rows * hidden * width / flops
+    two = 2 * max((ends + middle) / bandwidth, product_time)
+    return two, max(2 * ends / bandwidth, 2 * product_time)
+
+
+print(f"{'rows':>10}{'width':>7}{'hidden':>8}{'two kernels':>13}{'one':>10}{'times':>7}")
+for rows, width, hidden in ((2**20, 128, 512), (2**20, 256, 1024), (2**14, 4096, 14_336)):
+    two, one = mlp_seconds(rows, width, hidden)
+    print(f"{rows:>10,}{width:>7,}{hidden:>8,}{format_seconds(two):>13}{format_seconds(one):>10}{two / one:>7.2f}")
+measured("18 two kernels over one, a narrow MLP", mlp_seconds(2**20, 128, 512)[0] / mlp_seconds(2**20, 128, 512)[1],
+         "times")
+
+# %% [markdown]
+# On paper one kernel takes a third of the time at a width of 128, and gains nothing at Llama's 4,096, even if it
+# fitted. Now the measurement. The library has this kernel (`fused_mlp.py`). With the tanh form of GELU, on an H200:
+#
+# | | PyTorch | torch.compile | two kernels | one kernel |
+# |---|---|---|---|---|
+# | 2²⁰ × 128, hidden 512 | 1,300 µs | 1,334 µs | 1,009 µs | 1,067 µs |
+# | 2²⁰ × 256, hidden 1,024 | 3,125 µs | 3,240 µs | 2,460 µs | 2,924 µs |
+#
+# One kernel loses. The count above left something out: a GELU takes some twenty operations of the ordinary units, and
+# there are 537 million of them, 0.4 ms of work. In two kernels the tensor cores and the copies of other tiles go on
+# meanwhile. In our one kernel everything waits for everything: first product, GELU, second product, one after the other
+# in the same warps. To win, it would need what attention needed in chapter 09, which has the same shape (two products
+# with something between them): a second group of warps that multiplies while the first activates.
+
+# %% [markdown]
 # ## A router: which experts, and how much of each
 #
 # In a *mixture of experts* a layer has many MLPs instead of one. They are called *experts*, and a token goes through

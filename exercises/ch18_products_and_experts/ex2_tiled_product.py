@@ -12,6 +12,7 @@ from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import any_strides, beyond_32_bits, last_exchanged
 from course_lib.checker.specification.requirements import MATRIX_PRODUCTS, Requirement
 from exercises.ch18_products_and_experts import product_steps as steps
+from exercises.ch18_products_and_experts.gated_inputs import in_nan
 from exercises.ch18_products_and_experts.product_steps import multiplied, numbers_of_tiles
 from exercises.topics.evidence import first_access
 from exercises.topics.kernel_requirements import in_one_kernel
@@ -71,7 +72,7 @@ def product_cases(draw):
         Case("20 outer: the last tile of columns is cut", (*operands(draw, 16, 20, 32), 16, 16, 16)),
         Case("20 inner: the last block is cut", (*operands(draw, 16, 16, 20), 16, 16, 16)),
         Case(f"{prime} rows, 50 outer, 70 inner", (*operands(draw, prime, 50, 70), 32, 16, 32)),
-        Case("rows of both with gaps that hold NaN", (_in_nan(x), _in_nan(weight), 32, 64, 16)),
+        Case("rows of both with gaps that hold NaN", (in_nan(x), in_nan(weight), 32, 64, 16)),
         Case("weight transposed in memory", (x, last_exchanged(draw, weight), 32, 32, 32)),
         Case("x transposed in memory", (last_exchanged(draw, x), weight, 32, 32, 32)),
         Case("float16; the sums rise to 1,000 and fall to 0", (*up_and_down(draw), 16, 32, 32)),
@@ -94,13 +95,6 @@ def product_cases(draw):
         given = operands(draw, 1000, 1500, 700, torch.float16)
         cases.append(Case("float16, 1000 × 1500, 700 inner", (*given, 128, 128, 64)))
     return cases
-
-
-def _in_nan(tensor):
-    """The left upper part of a larger tensor of NaN."""
-    wide = torch.full((tensor.shape[0] + 2, tensor.shape[1] + 40), NAN, dtype=tensor.dtype)
-    wide[: tensor.shape[0], : tensor.shape[1]] = tensor
-    return wide[: tensor.shape[0], : tensor.shape[1]]
 
 
 def made(draw, *, rows, outer, inner, dtype, size, blocks, x_layout, weight_layout):

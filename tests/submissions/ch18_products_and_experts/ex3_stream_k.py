@@ -3,7 +3,8 @@
 from tests.submissions.edits import changed
 
 HEAD = "# Exercise 18.3 · Stream-K: the plan and the repair\n"
-LEAVE, BARRIER, RAISE = '            yield ("leave",)\n', '            yield ("barrier",)\n', '            yield ("raise",)\n'
+LEAVE, BARRIER = '            yield ("leave",)\n', '            yield ("barrier",)\n'
+RAISE = '            yield ("raise",)\n'
 WAIT, ADD = '                yield "wait", other\n', '                yield "add", other\n'
 SHARE = "return of * each + min(of, more)"
 OWNER, BEFORE = "if end == (tile + 1) * steps", "while start > tile * steps"
@@ -47,7 +48,8 @@ WRONG = {
     "middle_parts_forgotten": wrong((BEFORE, "if start > tile * steps")),
     "middle_parts_forgotten__the_first_alone": wrong((BEFORE, "if start > tile * steps"),
         ("other -= 1\n", "other = next(p for p in range(number) if first_step(p + 1) > tile * steps)\n")),
-    "too_many_parts": wrong((BEFORE, "if start == tile * steps:\n                other = 0\n            while other > 0")),
+    "too_many_parts": wrong((
+        BEFORE, "if start == tile * steps:\n                other = 0\n            while other > 0")),
     "own_slot_added": wrong(("other = number\n", "other = number + 1\n")),
     "owner_of_the_first_step": wrong((OWNER, "if start == tile * steps"), (BEFORE, "while end < (tile + 1) * steps"),
         ("other -= 1", "other += 1"), ("start = first_step(other)", "end = first_step(other + 1)")),
