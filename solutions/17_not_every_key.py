@@ -1107,6 +1107,35 @@ draw_costs({"all keys": all_keys, "2,048 chosen keys": chosen_keys,
 # for each other, and choosing only pays where dense attention takes longer than they do.
 
 # %% [markdown]
+# And the prompt? There whole tiles are left out. Take three kinds of attention over a prompt, in one layer with 16
+# heads of dimension 128: all keys, a window of 1,024, and block lists in which each tile of 128 queries visits its own
+# tile of keys and 15 earlier ones. With all keys a tile of queries visits all tiles up to its own. So up to 16 tiles,
+# or 2,048 tokens, the lists hold the same tiles, and from there on they hold fewer. **Predict** the length from which
+# block lists pay, as measured on an H200 in the same way.
+
+# %%
+predict("17 length from which block lists pay", ..., "tokens")
+
+# %%
+lengths = [2**power for power in range(10, 17)]
+prompt_times = {  # µs, measured
+    "all keys": (23.5, 39.7, 116.2, 423.8, 1670.1, 6819.7, 27219.5),
+    "16 tiles a row": (26.0, 44.8, 98.7, 213.9, 432.1, 924.4, 1944.6),
+    "a window of 1,024": (24.2, 39.1, 70.1, 143.3, 277.9, 540.0, 1130.7),
+}
+prompt_costs = {kind: {n: 1e-6 * time for n, time in zip(lengths, times)} for kind, times in prompt_times.items()}
+behind, ahead = (prompt_costs["16 tiles a row"][n] - prompt_costs["all keys"][n] for n in (2048, 4096))
+crossing = 2048 + 2048 * behind / (behind - ahead)
+measured("17 length from which block lists pay", round(crossing, -2), "tokens")
+draw_costs(prompt_costs, "time of a prompt's attention", "one sequence, 16 heads of dimension 128, on an H200",
+           (crossing, f"pays from about {round(crossing, -2):,.0f} tokens on"))
+
+# %% [markdown]
+# They cross at about 2,500 tokens, close to where the tiles say. At 65,536 tokens a row visits 16 tiles instead of
+# 256.5 on average, a 16th, and takes a 14th of the time. Whole tiles keep nearly everything that makes a kernel fast,
+# while single keys, picked one by one, do not. Making the lists is not in these times.
+
+# %% [markdown]
 # ## One long row among short ones · deeper
 #
 # A kernel ends when its last program ends. In SGLang's decode step of DeepSeek-V4 on an AMD GPU, one program walked

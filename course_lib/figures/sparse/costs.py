@@ -44,10 +44,12 @@ def draw_costs(
     axes.set_ylim(low, high)
     if crossing is not None:
         where, words = crossing
+        place = axes.transAxes.inverted().transform(axes.transData.transform((where, low)))[0]
+        side, shift = ("right", -7) if place > 0.4 else ("left", 7)
         axes.axvline(where, color=MUTED, linewidth=1.2, linestyle=(0, (3, 3)), zorder=0)
         axes.annotate(
-            words, (where, 0.93), xycoords=("data", "axes fraction"), xytext=(-7, 0), textcoords="offset points",
-            ha="right", color=INK,
+            words, (where, 0.93), xycoords=("data", "axes fraction"), xytext=(shift, 0), textcoords="offset points",
+            ha=side, color=INK,
         )  # fmt: skip
     axes.xaxis.set_major_locator(FixedLocator(lengths[:: max(1, len(lengths) // 7)]))
     axes.xaxis.set_minor_formatter(NullFormatter())
