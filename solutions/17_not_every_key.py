@@ -1277,6 +1277,11 @@ for tokens in range(180, len(prompt) + new_tokens, 120 if on_gpu else 40):
 # | falls back | up to $k$ keys: it must equal dense attention |
 # | trap | ties at the border; the mean of a block that reaches into the future |
 #
+# In one later run on such a GPU others' kernels stood beside these. With the window of 1,024 at 65,536 tokens
+# FlashAttention 4 took 1.77 ms and ours 1.73. For the block lists FlashAttention 4 took 0.460 ms, ours 0.464 and
+# PyTorch's FlexAttention 0.83. For the decode step with a window FlashInfer took 21.1 µs for one user
+# and 263 for 64, and ours 17.4 and 259.
+#
 # All times are from one H200, with PyTorch 2.11 and Triton 3.6, November 2026. The decode steps have 32 query heads on
 # 8 KV heads of dimension 128, and pages of 16 tokens. A step with a window took as long as a step on a cache that holds
 # only the window's keys. For one user it is 8 times as fast as with all keys, although it reads a 32nd of the bytes:
