@@ -129,6 +129,8 @@ IN_ORDER = (
         no_slots=("slots.append(filled)", "slots.append(torch.where(filled == sentinel, sentinel, expert))"),
         no_slots__choices=("slots.append(filled)",
         "slots.append(torch.where(filled == sentinel, sentinel, filled % experts.shape[1]))")),
+    *edits("A token that names an expert twice has one slot for it. Each choice is a slot of its own.",
+        one_slot_a_token=(OWN, f"first_of_tokens({OWN}, experts.shape[1])")),
     *edits("The last expert has no place.", last_expert_missing=("range(count)", "range(count - 1)")),
     *edits("Expert 0 has no place.", first_expert_missing=("range(count)", "range(1, count)"),
         first_expert_missing__served=("flat >= 0", "flat > 0")),
@@ -143,6 +145,12 @@ def in_runs(served, order, expert):
     """An expert's slots by its run of the order, where the choices that are not served stand in front and count."""
     begin = int((served < expert).sum())
     return order[begin : begin + int((served == expert).sum())]
+
+
+def first_of_tokens(own, k):
+    """Of several slots of a token the first."""
+    token = own // k
+    return own[torch.cat([torch.ones(1, dtype=torch.bool), token.diff() != 0])[: len(own)]]
 
 
 def real_ones_first(slots, sentinel):
@@ -167,7 +175,8 @@ def not_ascending(case, seen, got):
         return False
     expert = tile_experts.long().repeat_interleave(case.args[2]) * (case.args[0].numel() + 1)
     same = torch.equal((got[0].long() + expert).sort().values, (slots.long() + expert).sort().values)
-    return same and not torch.equal(got[0], slots)
+    filled = case.args[0].numel()
+    return same and torch.equal(got[0] == filled, slots == filled) and not torch.equal(got[0], slots)
 
 
 def fails_where_nothing_is_served(case, seen, got):

@@ -133,7 +133,7 @@ EXERCISE = Exercise(
             "Scale the sums that come out of it.", when=told("tensor_core takes"), first=True),
         Mistake("scale_with_a_floor", "The smallest scale is a floor, by `clamp` or by an addition. Small numbers "
         "have small "
-            "scales; only where all are 0 it is 1.", when=has_a_floor),
+            "scales; only where all are 0 it is 1.", when=has_a_floor, every=True),
         Mistake("fails_on_a_shorter_block", "It fails where inner is no multiple of 128. Fill the row up with zeros, "
         "or "
             "let the last block be shorter.", when=fails_on_a_shorter_block),

@@ -84,6 +84,11 @@ WRONG = {
     "weight_by_token__flat": wrong((WEIGHT, "weights.flatten()[of_place // k, None]")),
     "weight_by_place": wrong((WEIGHT, "weights.flatten()[places % (tokens * k), None]")),
     "weights_transposed": wrong((WEIGHT, "weights.T.flatten()[of_place, None]")),
+    "weight_of_another_choice": wrong((WEIGHT, "weights.flip(1).flatten()[of_place, None]")),
+    "one_slot_a_token": wrong(
+        (FLAT, FLAT + "\n    earlier = (experts[:, :, None] == experts[:, None, :]).tril(-1).any(-1)\n"
+         "    flat = flat.masked_fill(earlier.flatten(), -1)")
+    ),
     "weights_missing": wrong((PRODUCT, "rows[places].float()")),
     # rtp-llm#884: once before the product and once after it.
     "weights_twice": wrong((WEIGHT, WEIGHT + " ** 2")),
