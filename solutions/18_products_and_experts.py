@@ -1,14 +1,15 @@
 # %% [markdown]
 # # 18 · Matrix products, fused MLPs and a mixture of experts
 #
-# **The question.** Multiply two bf16 matrices of 8,192 × 8,192. An H200 can do 989 TFLOP/s with its tensor cores. How
-# much of that does a kernel of ten lines reach, how much do you get with each idea that you add, and where does it end?
+# **The question.** Multiply two bf16 matrices of 8,192 × 8,192 numbers. The tensor cores of an H200 can do 989 TFLOP/s.
+# How much of that does a kernel of ten lines reach? How much does each further idea add, and where does it end?
 #
-# Write down three numbers: the share of the peak of a kernel that loops over `inner` for each number of the result,
-# the share of one that works in tiles, and that of the best kernel you can think of.
+# Write down three shares of that peak: one for a kernel that computes each number of the result in a loop of its own,
+# one for a kernel that works in tiles, and one for the best kernel you can think of.
 #
-# A transformer spends most of its time in such products. So far this course has used cuBLAS for them. At the end of
-# this chapter a model whose MLPs are *experts* runs on your kernels.
+# A transformer spends most of its time in such products. So far this course has left them to cuBLAS, NVIDIA's library.
+# At the end of this chapter a small model runs on your kernels. Its MLPs are *experts*: each of its layers has eight
+# small ones instead of a large one, and each token goes through two of them.
 #
 # **Time.** About five hours for all eight exercises, estimated. The **core path** takes two: exercises 18.1, 18.2,
 # 18.4, 18.5 and 18.6, and every section whose heading does not end in *deeper*. You need chapters 01, 04 and 13.
@@ -33,28 +34,35 @@ device = default_device()
 on_gpu = not interpreting()
 
 # %% [markdown]
-# ## What a product asks for, on paper
+# ## What a product costs, on paper
 #
-# A product of [M, K] and [K, N] does $2 M N K$ FLOPs: a multiplication and an addition for each of $M N K$ pairs. At
-# 8192³ that is 1.1 TFLOP, which takes 1.1 ms at 989 TFLOP/s. Each of the three matrices has 134 MB in 16 bits, and to
-# read two and write one takes 0.08 ms at 4.8 TB/s. So the arithmetic decides, by far.
+# Two limits decide how fast a product can be: how fast the tensor cores multiply, and how fast their numbers arrive.
 #
-# But a kernel loads numbers more than once. Take a program that computes one tile of the result, with $B_M$ rows and
-# $B_N$ columns. It needs $B_M$ rows of one matrix and $B_N$ rows of the other, and all of their $K$ numbers. There are
-# $(M / B_M) (N / B_N)$ such programs, so together they load
+# First the arithmetic. If you multiply a matrix [M, K] by a matrix [K, N], each of the $M N$ results is a sum of $K$
+# products. That makes $2 M N K$ FLOPs, because each product takes a multiplication and an addition. We write 8192³ for
+# the case in which all three sizes are 8,192. It has 1.1 TFLOP, which take 1.1 ms at 989 TFLOP/s.
+#
+# Now the bytes. Each of the three matrices has 134 MB in 16 bits. Reading two of them and writing one takes 0.08 ms at
+# 4.8 TB/s. So if each number were loaded once, the arithmetic would take 13 times as long as the loads.
+#
+# But a kernel loads numbers more than once. Suppose that each program computes one tile of the result, with $B_M$ rows
+# and $B_N$ columns. It needs $B_M$ rows of the first matrix and $B_N$ columns of the second, all $K$ numbers of each.
+# There are $(M / B_M) (N / B_N)$ such programs, so together they load
 #
 # $$M N K \left( \frac{1}{B_M} + \frac{1}{B_N} \right) \text{ numbers.}$$
 #
-# With tiles of 128 × 256 that is 12.9 GB at 8192³. With tiles of one row and one column it is 2.2 TB. The L2 cache
-# serves most of it. But a multiprocessor of an H100 or H200 takes at most 64 bytes a cycle from the L2 cache, and its
-# tensor cores do 4,096 FLOPs in a cycle. (132 multiprocessors at 1.83 GHz make the 989 TFLOP/s.) **Predict** how many
-# rows and columns a square tile must have, so that the tensor cores need not wait for the L2 cache.
+# At 8192³ with tiles of 128 × 256 that is 12.9 GB. If a tile is only one number, it is 2.2 TB.
+#
+# The L2 cache serves most of these loads, but it has a limit too. A multiprocessor of an H100 or H200 can take at most
+# 64 bytes a cycle from the L2 cache. In the same cycle its tensor cores can do 4,096 FLOPs. (With 132 multiprocessors
+# at 1.83 GHz that makes the 989 TFLOP/s.) The larger a tile is, the more FLOPs you do with each byte. **Predict** how
+# many rows and columns a square tile must have, so that the tensor cores need not wait for the L2 cache.
 
 # %%
 predict("18 smallest square tile that the L2 can feed", ..., "rows")
 
 # %%
-FLOPS, BYTES = 4096, 64  # of one multiprocessor in a cycle: of its tensor cores in 16 bits, and from the L2 cache
+FLOPS, BYTES = 4096, 64  # a cycle of one multiprocessor: what its tensor cores do in 16 bits, what the L2 cache sends
 PEAK = 132 * FLOPS * 1.83e9
 print(f"{'tile':>10}{'loaded':>10}{'FLOPs a byte':>14}{'at most':>14}")
 for rows, columns in ((1, 32), (16, 16), (64, 64), (128, 128), (128, 256)):
@@ -65,14 +73,18 @@ for rows, columns in ((1, 32), (16, 16), (64, 64), (128, 128), (128, 256)):
 measured("18 smallest square tile that the L2 can feed", 2 * FLOPS // BYTES, "rows")
 
 # %% [markdown]
-# A square tile of $b$ rows does $2 b^2$ FLOPs with $4 b$ bytes for each number of `inner`, so $b / 2$ FLOPs for each
-# byte. The tensor cores do 64 FLOPs in the time of a byte, so $b$ must be at least 128. A tile of 128 × 256 leaves some
-# room. Much larger ones do not fit: the sums of 128 × 256 already fill half of a multiprocessor's registers.
+# For each step along the dimension that is summed over, a square tile of $b$ rows does $2 b^2$ FLOPs. It loads $2 b$
+# numbers for this step, which are $4 b$ bytes. That makes $b / 2$ FLOPs for each byte. In the time in which one byte
+# arrives, the tensor cores can do 64 FLOPs, so $b$ must be at least 128.
+#
+# A tile of 128 × 256 leaves some room, with 85 FLOPs for each byte. Much larger tiles do not fit, because a program
+# keeps the sums of its tile in registers. The sums of 128 × 256 already fill half of a multiprocessor's registers.
 #
 # ## The ladder
 #
-# The picture shows what the library's kernels reach, each with one idea more than the one above it. All were measured
-# in one run on an H200, in turns (`python -m course_lib bench large_products`).
+# The next cell draws what the library's kernels reach. Each kernel has one idea more than the one above it, except for
+# the last two of ours. They are two ways to go on from *persistent*, one written in Triton and one in Gluon. All were
+# measured on one H200 in one run, in turns (`python -m course_lib bench large_products`).
 
 # %%
 from course_lib.figures.products.ladder import ON_AN_H200, draw_ladder
@@ -84,43 +96,48 @@ draw_ladder(ON_AN_H200, "8192 × 8192 × 8192 in bf16, on an H200")
 # |---|---|---|
 # | naive | one row of `x` with 32 of `weight`, products and sums on the ordinary units | `naive.py` |
 # | tiled | tiles of 128 × 256 on the tensor cores | `tiled.py` |
-# | ordered | programs at work together share what they load (18.1) | `tiled.py` |
+# | ordered | programs that run together share what they load (18.1) | `tiled.py` |
 # | pipelined | the next tiles are on their way while this one is multiplied | `tiled.py` |
 # | persistent | one program for each multiprocessor; it loads for its next tile before it stores | `persistent.py` |
-# | copy engine | the TMA moves whole tiles, so threads compute no addresses (chapter 09) | `tma.py` |
+# | copy engine | the copy engine (TMA) moves whole tiles, so threads compute no addresses (chapter 09) | `tma.py` |
 # | warp roles | one warp loads, eight multiply, in Gluon (chapter 09) | `hopper.py` |
 #
-# > **The answer.** The naive kernel reaches 1 % of the peak, and the tensor cores alone bring it to 29 %. The rest is
-# > waiting. Loading ahead gives 49 %, no pause between tiles 68 %, and the copy engine 79 %. cuBLAS has 76 % in the
-# > same run. Nobody reaches 100 %: with all tensor cores at work the chip comes to its limit of power, and lowers its
-# > clock. At the end of this run it was at 1.65 GHz, a tenth below the 1.83 GHz of the peak.
+# > **The answer.** The naive kernel reaches 1 % of the peak. Tiles on the tensor cores bring it to 29 %. From there on,
+# > every gain comes from waiting less: loading ahead gives 49 %, no pause between tiles gives 68 %, and the copy engine
+# > gives 79 %. cuBLAS reaches 76 % in the same run. No kernel reaches 100 %, because a chip with all its tensor cores
+# > at work comes to its limit of power and lowers its clock. At the end of this run the clock was at 1.65 GHz, a tenth
+# > below the 1.83 GHz from which the peak is computed.
 #
-# One step goes down. The order of the tiles saves loads from memory, but a kernel without a pipeline does not wait for
-# memory's *bandwidth*. It waits for one load after the other, and a better order does not shorten that wait. An idea
-# pays only once the thing that it improves is what you wait for.
+# Look at *ordered*: it is a little slower than *tiled*. A better order of the tiles saves loads from memory. But a
+# kernel without a pipeline is not held up by memory's *bandwidth*. It waits for one load after the other, and a better
+# order does not shorten that wait much. An idea pays only if it improves what you are waiting for.
 
 # %% [markdown]
 # ## The order of the tiles
 #
-# All weights in this chapter lie as `nn.Linear` keeps them: `x` is [rows, inner], `weight` is [outer, inner], and the
-# product $out = x \cdot weight^T$ is [rows, outer]. A kernel cuts the result into *tiles*, such as 128 rows by 256
-# columns, and one program computes one tile. For this it walks along `inner` in blocks of, say, 64 numbers. For each
-# block it loads one tile of `x`, which has its rows, and one tile of `weight`, which has its columns.
+# In this chapter all weights are stored as `nn.Linear` keeps them: `x` is [rows, inner], `weight` is [outer, inner],
+# and the product $out = x \cdot weight^T$ is [rows, outer]. So `inner` is the dimension that is summed over.
+#
+# A kernel cuts the result into *tiles*, for example of 128 rows by 256 columns, and one program computes one tile. To
+# do this, it goes along `inner` in *blocks* of, say, 64 numbers. For each block it loads one tile of `x`, for the rows
+# of its result, and one tile of `weight`, for the columns.
 #
 # Many programs run at the same time, one on each multiprocessor. Programs in the same row of tiles load the same tile
 # of `x`, and programs in the same column load the same tile of `weight`. If they do so at about the same time, only the
-# first load reads memory. The others find the tile in the L2 cache. So which tiles are at work *together* decides how
-# much memory is read, and that follows from the order in which the programs take the tiles.
+# first load reads memory, and the others find the tile in the L2 cache. So how much memory is
+# read depends on which tiles are computed *together*, and that follows from the order in which programs take the tiles.
 #
-# Take a result of 9 × 9 tiles and nine programs. Row by row, they compute the first row of tiles. The inner dimension
-# is nine blocks long as well, so together they read 9 tiles of `x`, one for each block, and all 81 tiles of `weight`:
-# 90 tiles. If they compute a square of 3 × 3 tiles instead, they read 3 · 9 of `x` and 3 · 9 of `weight`, which makes
-# 54. The work is the same, and so are the results.
+# Take a result of 9 × 9 tiles, an `inner` of nine blocks, and nine programs at a time. If the programs go row by row,
+# the first nine compute the first row of tiles. Together they read the 9 tiles of `x` in this row, one for each block,
+# and all 81 tiles of `weight`. That makes 90 tiles. If they compute a square of 3 × 3 tiles instead, they read 3 · 9
+# tiles of `x` and 3 · 9 of `weight`, which makes 54. The work is the same, and so are the results.
 #
-# To get something like a square, programs go down a *strip*. It has a few row tiles, say 8, and is as wide as the whole
-# result. The first 8 programs take its first column from top to bottom, the next 8 its second column, and so on to the
-# last column. Then comes the next strip. The picture shows three programs at a time with strips of 3, in a result of 7
-# row tiles. The last strip has only one row tile left, so it is *thinner*: 1 instead of 3.
+# To get something like a square, the programs go down a *strip*. A strip has a few row tiles, say 8, and is as wide as
+# the whole result. The first 8 programs take its first column from top to bottom, the next 8 take its second column,
+# and so on to the last column. Then comes the next strip.
+#
+# The table shows which program takes which tile, with strips of 3 and a result of 7 row tiles. The last strip has only
+# one row tile left, so it is *thinner*: 1 instead of 3.
 #
 # | | column tile 0 | 1 | 2 | 3 |
 # |---|---|---|---|---|
@@ -132,19 +149,21 @@ draw_ladder(ON_AN_H200, "8192 × 8192 × 8192 in bf16, on an H200")
 # | **5** | 14 | 17 | 20 | 23 |
 # | **6** | 24 | 25 | 26 | 27 |
 #
-# The thin last strip is where orders go wrong. A kernel in ROCm's FlyDSL went down groups of 8 row tiles and took the
-# last group to be as high as the others. With tiles of 128 rows, 1,024 rows are 8 row tiles, and the result was right.
-# 1,152 rows are 9, and row tiles that do not exist were addressed: the result was wrong, and at 1,536 rows the GPU
-# reported a page fault ([FlyDSL#979](https://github.com/ROCm/FlyDSL/pull/979)). nvFuser rounded the number of row tiles
-# up instead, so its grid grew beyond the number of tiles ([Fuser#3942](https://github.com/NVIDIA/Fuser/issues/3942)). A
-# published mixture-of-experts kernel took its number modulo the column tiles where it needed the row tiles. It seemed
-# to be much faster, because it read some weights again and again and others never
+# The thin last strip is where such code goes wrong. A kernel in ROCm's FlyDSL went down groups of 8 row tiles and took
+# the last group to be as high as the others. With 1,024 rows in tiles of 128 there are 8 row tiles, and the result was
+# right. With 1,152 rows there are 9. Then the kernel addressed row tiles that do not exist, and the result was wrong.
+# At 1,536 rows the GPU reported a page fault ([FlyDSL#979](https://github.com/ROCm/FlyDSL/pull/979)).
+#
+# nvFuser rounded the number of row tiles up to a multiple of the strip instead, so its grid had more programs than
+# there are tiles ([Fuser#3942](https://github.com/NVIDIA/Fuser/issues/3942)). In a published mixture-of-experts kernel,
+# the program's number was taken modulo the number of column tiles, where it should have been the row tiles. The kernel
+# seemed to be much faster, because it read some weights again and again and others never
 # ([applied-ai#25](https://github.com/meta-pytorch/applied-ai/issues/25)).
 #
-# Now a large case. A product of 8192 × 8192 × 8192 in tiles of 128 × 256 has 64 row tiles and 32 column tiles, and an
-# H200 runs 132 programs at a time. Row by row, these are four whole rows and four tiles of a fifth. **Predict** how
-# many tiles of `x` and of `weight` together the 132 programs load for one block of `inner` if they go down strips of 8.
-# Row by row it is 5 + 32 = 37.
+# Now a large case. A product of 8192³ in tiles of 128 × 256 has 64 row tiles and 32 column tiles, and an H100 runs 132
+# programs at a time. Row by row, these are four whole rows of tiles and four tiles of a fifth. For one block of `inner`
+# they load 5 tiles of `x` and 32 of `weight`, 37 together. **Predict** how many tiles the 132 programs load together
+# for one block if they go down strips of 8.
 
 # %%
 predict("18 tiles loaded in strips of 8", ..., "tiles")
@@ -177,7 +196,7 @@ def tiles_loaded(programs: int, row_tiles: int, column_tiles: int, strip: int) -
     programs: 1 … 1,000. Programs 0 … programs - 1 run together; there are fewer where the result has fewer tiles.
     row_tiles, column_tiles, strip: as above. A loop over the programs is fine here, one over all tiles is not.
     Returns: (tiles of x, tiles of weight), a tuple or list of two Python ints. A program loads the tile of x that has
-    the rows of its tile, and the tile of weight that has its columns. What several programs load counts once.
+    the rows of its tile, and the tile of weight that has its columns. A tile that several programs load counts once.
     """
     # BEGIN SOLUTION
     programs = min(programs, row_tiles * column_tiles)
@@ -202,39 +221,45 @@ from course_lib.figures.products.order import draw_order
 draw_order(best_tile_at, 132, 64, 32, (1, 8))
 
 # %% [markdown]
-# In strips of 8 the programs load 8 + 17 = 25 tiles instead of 37. Strips of 16 need 16 + 9 = 25 as well, and taller
-# ones more again: at 64 the programs go down whole columns. A square would be best, because the sum of its sides is
-# smallest for a given area. Here tiles are twice as wide as they are high, so a tile of `weight` has twice as many
-# bytes as one of `x`. Counted in bytes, strips of 16 are better than strips of 8 at this size.
+# In strips of 8 the programs load 8 + 17 = 25 tiles instead of 37. Strips of 16 need 16 + 9 = 25 as well. Taller strips
+# need more again, and at 64 the programs go down whole columns.
+#
+# A square of tiles would need the fewest, because of all rectangles with the same area it has the smallest sum of its
+# sides. But tiles need not be square themselves. Here they are twice as wide as they are high, so a tile of `weight`
+# has twice as many bytes as one of `x`. In bytes, strips of 16 load less than strips of 8: as much as 16 + 2 · 9 = 34
+# tiles of `x`, against 8 + 2 · 17 = 42.
 
 # %% [markdown]
 # ## A product in tiles
 #
 # Now the kernel. A program has one tile of the result, `block_m` rows by `block_n` columns. It keeps the sums of that
-# tile in registers, in float32. In a loop along `inner` it loads `block_k` numbers of each of its rows of `x` and of
-# each of its rows of `weight`, multiplies the two tiles with `tl.dot`, and adds. At the end it rounds once and stores.
+# tile in registers, in float32. In a loop along `inner` it loads `block_k` numbers of each of its rows of `x`, and of
+# each of its rows of `weight`. It multiplies the two tiles with `tl.dot` and adds the product to the sums. At the end
+# it rounds once and stores.
 #
-# `weight` is [outer, inner]. A tile of it is therefore [block_n, block_k], and `tl.dot` needs [block_k, block_n] on its
-# right side. You can turn the tile with `tl.trans`, or load it that way round: what lies where in memory is a matter of
-# the offsets alone.
+# Because `weight` is [outer, inner], a tile of it is [block_n, block_k] in memory, but `tl.dot` needs [block_k,
+# block_n] on its right side. You can turn the tile with `tl.trans`. Or you load it that way round: compute the offsets
+# so that the rows of `weight` become the columns of your tile.
 #
 # How many bytes does this load? A program loads `block_m + block_n` rows of `inner` numbers. For 300 rows, 500 outer
 # and 200 inner in tiles of 64 × 128 there are 5 · 4 = 20 programs. Each loads up to 192 rows of 200 numbers. That makes
-# 768,000 numbers, where `x` and `weight` have 160,000. Larger tiles load less, and the L2 cache serves most of the
-# rest.
+# up to 768,000 numbers, although `x` and `weight` have only 160,000. Larger tiles load less, and the L2 cache serves
+# most of the rest.
 #
 # Two things go wrong more often than the multiplication itself.
 #
 # **Strides.** `x` may be a slice of a wider matrix, or a transposed view. Then its rows lie `x.stride(0)` elements
-# apart, and the numbers of a row lie `x.stride(1)` apart. So the step to the next block is `block_k` times that stride,
-# not `block_k`. A change to FastDeploy's mixture-of-experts kernel, proposed as a fix of crashes, removed this factor.
-# The reviewer answered that the stride need not be 1
+# apart, and the numbers of a row lie `x.stride(1)` apart. So the next block begins `block_k` times that stride further
+# on, not `block_k`. A change proposed for FastDeploy's mixture-of-experts kernel, as a fix of crashes, removed this
+# factor. The reviewer answered that the stride need not be 1
 # ([FastDeploy#2643](https://github.com/PaddlePaddle/FastDeploy/pull/2643)).
 #
-# **The end of inner.** In the last block some of the `block_k` numbers do not exist. They must be loaded as 0 in `x`
-# *and* in `weight`. If one side alone is masked, the other side holds whatever lies behind its row in memory. Times 0
-# that is 0, unless it is NaN or infinite. The next cell shows it: a row of three numbers is a slice of a wider matrix
-# that holds NaN.
+# **The end of inner.** If `inner` is no multiple of `block_k`, some numbers of the last block do not exist. They must
+# be loaded as 0 in `x` *and* in `weight`. If you mask only one side, the other side loads whatever lies behind its row
+# in memory. Multiplied by 0 that gives 0, unless it is NaN or infinite.
+#
+# In the next cell, a row of three numbers is a slice of a wider matrix that holds NaN. With one side masked the sum is
+# NaN, and with both sides masked it is 6.
 
 # %%
 wide = torch.full((1, 8), float("nan"))
@@ -299,20 +324,22 @@ def product(x: torch.Tensor, weight: torch.Tensor, block_m: int, block_n: int, b
 best_product = check("18.2", product).best
 
 # %% [markdown]
-# ## What a tensor core must be fed with
+# ## What the tensor cores need
 #
-# Your kernel multiplies tiles, and on a GPU `tl.dot` becomes an instruction of the tensor cores. On Hopper that is
-# `wgmma`, which reads its operands from shared memory. The tensor cores of one multiprocessor multiply a tile of
-# 128 × 256 with 64 numbers of `inner` in 1,024 cycles. In this time 48 KB must arrive, which is 48 bytes each cycle.
-# So three things have to be right, and you can read all of them in the machine code, without a GPU:
+# Your kernel multiplies tiles, and on a GPU `tl.dot` becomes an instruction of the tensor cores. On Hopper this
+# instruction is `wgmma`. It reads its operands from shared memory. The tensor cores of one multiprocessor need 1,024
+# cycles to multiply a tile of 128 × 256 with 64 numbers of `inner`. In this time the next 48 KB must arrive, which is
+# 48 bytes in each cycle.
+#
+# For that three things have to be right. You can read all of them in the machine code, without a GPU:
 #
 # - **Matrix instructions.** Without them the ordinary units multiply, at a fifteenth of the rate.
-# - **Wide loads.** A thread should load 16 bytes at once, or a whole tile should come by the copy engine.
-# - **No spills.** The sums of a tile of 128 × 256 take 128 registers of each of 256 threads. If the rest does not fit
-#   beside them, numbers go to memory and back in the innermost loop.
+# - **Wide loads.** A thread should load 16 bytes at once, or the copy engine should bring a whole tile.
+# - **No spills.** The sums of a tile of 128 × 256 take 128 registers of each of 256 threads. If the other values do not
+#   fit beside them, the compiler *spills*: it writes some to memory and reads them back, in the innermost loop.
 #
-# The next cell compiles the steps of the ladder for an H100 and counts. **Predict** how many registers a thread of the
-# persistent kernel needs. The limit is 255.
+# The next cell compiles five steps of the ladder for an H100 and counts these things. **Predict** how many registers a
+# thread of the persistent kernel needs. The limit is 255.
 
 # %%
 predict("18 registers of the persistent product", ..., "registers")
@@ -341,16 +368,20 @@ for name, view in zip(steps, compile_many(list(steps.values()))):
 measured("18 registers of the persistent product", needed, "registers")
 
 # %% [markdown]
-# The naive kernel has no matrix instruction. In the tiled one each thread loads 16 bytes at a time, and the tensor
-# cores wait for them. With three stages the loads are `cp.async`: they go to shared memory past the registers, and the
-# thread does not wait. The copy engine needs one instruction for a tile.
+# The naive kernel has no matrix instruction. In the tiled kernel each thread loads 16 bytes at a time into registers,
+# and the tensor cores wait for these loads. The pipelined kernel has three stages, and its loads are `cp.async`. They
+# go straight to shared memory, so the thread does not wait for them. The copy engine moves a tile with one or a few
+# instructions of a single thread. None of the kernels spills.
 #
 # ## Few rows
 #
-# A decode step multiplies one row, or a few, with the same large matrices. Then each weight is used once for each row,
-# so the intensity is one FLOP per byte and row, and memory decides, not the tensor cores. Nothing of this ladder helps
-# there. What helps is to keep all of memory busy, by sharing out `inner` among programs (exercise 16.8). On an H200
-# that turns round at about 200 rows: 989 TFLOP/s over 4.8 TB/s is 206 FLOPs for each byte.
+# All of this is for products with many rows. A decode step multiplies only one row, or a few, by the same large
+# matrices. It does two FLOPs a row with each weight, and a weight has two bytes. So with 8 rows it does 8 FLOPs for
+# each byte that it reads. Then the time is that of reading the weights, and none of the steps above helps. What helps
+# is to keep all of memory busy: several programs share the `inner` dimension of one tile (exercise 16.8).
+#
+# How many rows are few? On an H200 the two limits meet at about 200 rows, because it can do 206 FLOPs for each byte
+# that it reads (989 TFLOP/s over 4.8 TB/s).
 
 # %% [markdown]
 # ## Sharing tiles: stream-K · deeper
