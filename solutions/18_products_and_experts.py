@@ -35,30 +35,26 @@ on_gpu = not interpreting()
 # Take a result of 9 × 9 tiles and nine programs. Row by row, they compute the first row of tiles. The inner dimension
 # is nine blocks long as well, so together they read 9 tiles of `x`, one for each block, and all 81 tiles of `weight`:
 # 90 tiles. If they compute a square of 3 × 3 tiles instead, they read 3 · 9 of `x` and 3 · 9 of `weight`, which makes
-# 54. The work is the same, and so are the results.
+# 54. The work is the same.
 #
 # To get something like a square, programs go down a *strip*. It has a few row tiles, say 8, and is as wide as the whole
 # result. The first 8 programs take its first column from top to bottom, the next 8 its second column, and so on to the
-# last column. Then comes the next strip. The picture shows three programs at a time with strips of 3, in a result of 7
-# row tiles. The last strip has only one row tile left, so it is *thinner*: 1 instead of 3.
+# last column. Then comes the next strip. These are the numbers of the programs for 5 × 4 tiles and strips of 2. The
+# last strip has only one row tile left, so it is *thinner*:
 #
 # | | column tile 0 | 1 | 2 | 3 |
 # |---|---|---|---|---|
-# | **row tile 0** | 0 | 3 | 6 | 9 |
-# | **1** | 1 | 4 | 7 | 10 |
-# | **2** | 2 | 5 | 8 | 11 |
-# | **3** | 12 | 15 | 18 | 21 |
-# | **4** | 13 | 16 | 19 | 22 |
-# | **5** | 14 | 17 | 20 | 23 |
-# | **6** | 24 | 25 | 26 | 27 |
+# | **row tile 0** | 0 | 2 | 4 | 6 |
+# | **1** | 1 | 3 | 5 | 7 |
+# | **2** | 8 | 10 | 12 | 14 |
+# | **3** | 9 | 11 | 13 | 15 |
+# | **4** | 16 | 17 | 18 | 19 |
 #
-# The thin last strip is where orders go wrong. A kernel in ROCm's FlyDSL went down groups of 8 row tiles and took the
-# last group to be as high as the others. With tiles of 128 rows, 1,024 rows are 8 row tiles, and the result was right.
-# 1,152 rows are 9, and row tiles that do not exist were addressed: the result was wrong, and at 1,536 rows the GPU
-# reported a page fault ([FlyDSL#979](https://github.com/ROCm/FlyDSL/pull/979)). nvFuser rounded the number of row tiles
-# up instead, so its grid grew beyond the number of tiles ([Fuser#3942](https://github.com/NVIDIA/Fuser/issues/3942)). A
-# published mixture-of-experts kernel took its number modulo the column tiles where it needed the row tiles. It seemed
-# to be much faster, because it read some weights again and again and others never
+# The thin last strip is where orders go wrong. A kernel in ROCm's FlyDSL took the last group of row tiles to be as high
+# as the others, which had 8. In tiles of 128 rows, 1,024 rows gave the right result, 1,152 rows a wrong one, and 1,536
+# a page fault ([FlyDSL#979](https://github.com/ROCm/FlyDSL/pull/979)). A published mixture-of-experts kernel took the
+# remainder by the number of column tiles where it needed that of row tiles. It seemed to be much faster, because it
+# read some weights again and again and others never
 # ([applied-ai#25](https://github.com/meta-pytorch/applied-ai/issues/25)).
 #
 # Now a large case. A product of 8192 × 8192 × 8192 in tiles of 128 × 256 has 64 row tiles and 32 column tiles, and an
