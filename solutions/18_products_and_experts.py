@@ -970,21 +970,22 @@ best_arrange, best_combine = check("18.6", arrange, combine).best
 # %% [markdown]
 # ## The grouped product · deeper
 #
-# Now the product itself. It is a tiled product in which each tile of rows has a matrix of its own, and in which the
-# rows of a tile lie anywhere in `x`. So a program does three things that the plain product does not:
+# Now the product itself. It is a tiled product with two differences: each tile of rows has a matrix of its own, and the
+# rows of a tile may lie anywhere in `x`. So a program does three things that the plain product does not:
 #
 # 1. It loads one number, the expert of its tile. That says where its matrix begins.
 # 2. It loads the slots of its places. Slot $s$ belongs to token $s \mathbin{/\!/} k$, and that is the row of `x`.
 # 3. It masks the places that hold the sentinel.
 #
-# Nothing of `x` is copied: the rows are gathered by the load itself. For example, take $k = 2$ and a tile with the
-# slots 0, 2, 5 and 6, for 3 tokens. The program loads the rows 0, 1 and 2. The fourth place has the sentinel 6, and
-# 6 // 2 = 3 is one row beyond the end of `x`. In SGLang such an address was computed and the load was masked, which is
-# allowed; but where the mask was missing, or the row was used once more, the kernel read memory that is not its own
-# ([sglang#28155](https://github.com/sgl-project/sglang/issues/28155)).
+# Nothing of `x` is copied, because the load itself gathers the rows. For example, take 3 tokens, $k = 2$ and a tile
+# with the slots 0, 2, 5 and 6. The program loads the rows 0, 1 and 2. The fourth place has the sentinel 6, and 6 // 2 =
+# 3 is one row beyond the end of `x`. You may compute such an address, as long as the load is masked. In SGLang such
+# addresses were computed too. Where the mask was missing, or the row was used a second time, the kernel read memory
+# that is not its own ([sglang#28155](https://github.com/sgl-project/sglang/issues/28155)).
 #
-# **Where is expert 63?** Mixtral's larger matrices have 4,096 · 14,336 numbers. A layer with 64 such experts needs
-# offsets up to 64 times that. **Predict** at which element expert 63 begins, in units of 2³¹ elements.
+# **Where is expert 63?** A matrix of a Mixtral expert has 4,096 · 14,336 numbers, 59 million. Suppose a layer has 64
+# such experts, stored one after another. **Predict** at which element expert 63 begins, in units of 2³¹ elements. An
+# int32 ends just below one such unit.
 
 # %%
 predict("18 where expert 63 begins", ..., "times 2³¹ elements")
@@ -997,15 +998,15 @@ print(f"in 32 bits that is {wrapped:,}: {format_bytes(2 * -wrapped)} before the 
 print(measured("18 where expert 63 begins", begin / 2**31, "times 2³¹ elements"))
 
 # %% [markdown]
-# The expert's number is a small int32, and so is the stride. Only their product is too large, so the fault appears at
-# expert 37 and nowhere before. DeepSpeed had it
+# The expert's number is a small int32, and so is the stride. Only their product is too large, so the experts before 37
+# are read correctly, and those from 37 on from the wrong place. DeepSpeed had this fault
 # ([DeepSpeed#8261](https://github.com/deepspeedai/DeepSpeed/issues/8261)). Turn the expert's number into int64 *before*
 # you multiply.
 #
-# **Which FLOPs?** A product of $M$ rows with matrices of $K \cdot N$ does $2 M K N$ FLOPs, however many experts there
-# are: each row meets one matrix. A benchmark in torchao multiplied by the number of experts as well. The next cell
-# takes one row of its table ([ao#2490](https://github.com/pytorch/ao/pull/2490)): 8,192 rows, $K$ = 5,120, $N$ = 8,192,
-# 16 experts, bfloat16, 1.31 ms on an H100 with a peak of 989 TFLOP/s.
+# **Which FLOPs?** If $M$ rows are multiplied by matrices of $K \cdot N$ numbers, that is $2 M K N$ FLOPs, however many
+# experts there are, because each row meets only one matrix. A benchmark in torchao multiplied by the number of experts
+# as well. The next cell takes one row of its table ([ao#2490](https://github.com/pytorch/ao/pull/2490)): 8,192 rows,
+# $K$ = 5,120, $N$ = 8,192, 16 experts, bfloat16, 1.31 ms on an H100 with a peak of 989 TFLOP/s.
 
 # %%
 seconds, peak = 1.31e-3, 989e12
@@ -1019,9 +1020,10 @@ print(f"{'each row with its own expert':<30}{useful / seconds / 1e12:>8,.0f} TFL
 # The table says 8.456 of the peak; the small difference comes from a time of three digits. No kernel can reach more
 # than 1, so a share above 1 always means that the count is wrong. The honest figure is 525 TFLOP/s, 53 % of the peak.
 #
-# Which bytes must the kernel load? Each tile of places meets all columns of one matrix, so an expert's weights are
-# loaded once for each of its tiles. With few tokens that is nearly all of the traffic. There a tile of 16 rows moves as
-# many bytes as one of 128, because the weights are loaded whole, however few rows use them. It only computes less.
+# Which bytes must the kernel load? Each tile of places is multiplied by all of its expert's matrix, so an expert's
+# weights are loaded once for each of its tiles. With few tokens these loads are nearly all of the traffic. Then a tile
+# of 16 rows moves about as many bytes as one of 128, because the weights are loaded whole, however few rows use them.
+# The smaller tile only saves FLOPs.
 
 # %%
 # Exercise 18.7 · The grouped product
@@ -1097,7 +1099,8 @@ best_grouped_product = check("18.7", grouped_product).best
 
 # %% [markdown]
 # All the pieces are there. The next cell puts them together: a router, the arrangement, a product into the experts, the
-# activation, a product out of them, and the sum. It compares the result with a loop over tokens.
+# activation, a product out of them, and the sum. It compares the result with a loop over tokens. The largest error
+# should be a rounding of float32, below $10^{-5}$.
 
 # %%
 tokens, width, hidden, experts_count, k, block = 12, 32, 48, 5, 2, 16
@@ -1110,7 +1113,7 @@ down = (torch.randn(experts_count, width, hidden, generator=generator) / hidden*
 experts, weights = best_route(x @ router.T, k, "renormalised")
 slots, tile_experts = best_arrange(experts, experts_count, block)
 inner = F.silu(best_grouped_product(x, up, slots, tile_experts, k, 16, 16))
-# In the second product each place is a row of its own, so k is 1 and the slot is the place; sentinels stay sentinels.
+# In the second product each place has a row of its own, so k is 1 and the slot is the place; sentinels stay sentinels.
 places = torch.arange(len(slots), dtype=torch.int32, device=device)
 own = torch.where(slots < tokens * k, places, len(slots)).int()
 result = best_combine(best_grouped_product(inner, down, own, tile_experts, 1, 16, 16), slots, weights)
@@ -1124,27 +1127,32 @@ print(f"{len(slots)} places for {tokens * k} choices, the largest error is {(res
 # %% [markdown]
 # ## Eight bits, and a sum in two levels · deeper
 #
-# Hopper multiplies numbers of 8 bits at twice the rate of 16. The format is *e4m3*: four bits of exponent, three of
-# mantissa, and nothing larger than 448. That is too little for a whole matrix, so numbers get *scales*. In DeepSeek-V3
-# each row of $x$ has a scale for every 128 numbers, and the weights have one for every block of 128 × 128:
+# Hopper multiplies numbers of 8 bits at twice the rate of 16. The format is *e4m3*: a sign, four bits of exponent,
+# three of mantissa, and nothing larger than 448. Such a range is too small for a whole matrix. So a group of numbers
+# shares a *scale*, and each number is stored as its *code*: the number divided by the scale, rounded to e4m3. In
+# DeepSeek-V3 each row of $x$ has a scale for every 128 numbers, and the weights have one for every block of 128 × 128.
+# A product then adds up its blocks of 128 numbers:
 #
 # $$\text{out} = \sum_{\text{blocks}} s_x \cdot s_w \cdot (\text{codes of } x) \cdot (\text{codes of } w)^\top$$
 #
-# A scale is the same for all 128 products of a block. So multiply the *sum* of the block by it, once, and not the
-# numbers: a scaled number would have to be rounded to 8 bits again.
+# The scales are the same for all 128 products of a block. So you multiply the *sum* of the block by them, once. If you
+# multiplied the codes instead, they would have to be rounded to 8 bits again.
 #
 # For example, take a block whose largest number is 896. Its scale is 896 / 448 = 2. The number 100 becomes 50, which
-# e4m3 does not have: between 32 and 64 it has every fourth number. So 50 becomes 48 or 52. Both are as near, and the
-# even one wins: 48. Restored that is 96, an error of 4 %. If the block also held 100,000, its scale would be 223, and a
-# 1 would become 0.0045. Down there e4m3 has only the multiples of 0.00195, so it becomes 0.0039. Restored that is 0.87,
-# an error of 13 %. That is why there is a scale for every 128 numbers: an outlier spoils its own block alone.
+# e4m3 does not have, because between 32 and 64 it has only every fourth number. 48 and 52 are equally near, and the one
+# with an even mantissa is taken: 48. Multiplied by the scale that is 96, an error of 4 %.
 #
-# **The adder.** A tensor core adds what it multiplies, and its registers are float32. But its adder is not. DeepSeek
-# found that of each product Hopper keeps the 14 highest bits, aligned to the largest of 32 products, and cuts off the
-# others ([DeepGEMM#37](https://github.com/deepseek-ai/DeepGEMM/issues/37)). Others put numbers with more bits into the
-# registers, and got them back with 13 bits of mantissa
-# ([SageAttention#287](https://github.com/thu-ml/SageAttention/issues/287)). Cutting is not rounding: it always makes a
-# number smaller. So the errors of positive products have one sign, and add up instead of cancelling.
+# Now suppose that the block also holds 100,000. Then its scale is 223, and a 1 becomes 0.0045. Down there e4m3 has only
+# the multiples of 0.00195, so the code is 0.0039. Multiplied by the scale that is 0.87, an error of 13 %. That is why
+# there is a scale for every 128 numbers: an outlier harms only its own block.
+#
+# **The adder.** A tensor core adds what it multiplies. Its registers are float32, but its adder is narrower. DeepSeek
+# found that Hopper aligns each product to the largest of 32 products, keeps the 14 highest bits and cuts off the others
+# ([DeepGEMM#37](https://github.com/deepseek-ai/DeepGEMM/issues/37)). Others found much the same in another way. They
+# put numbers with more bits into the registers, added products of zeros, and got the numbers back with 13 bits of
+# mantissa ([SageAttention#287](https://github.com/thu-ml/SageAttention/issues/287)). Cutting is not rounding: it always
+# makes a number smaller. So if all products are positive, all errors have the same sign, and they add up instead of
+# cancelling.
 #
 # The cell below adds $K$ products of positive numbers with a model of this adder,
 # `course_lib.hardware.tensor_core_model.tensor_core`. It does so in two ways. A *running total* stays in the tensor
@@ -1180,17 +1188,18 @@ for length in (1024, 4096, 16_384):
 measured("18 error of the running total, 16,384 products", 100 * relative_error(running, a, b), "%")
 
 # %% [markdown]
-# The running total is off by 1 %. Is that much, when each number was rounded to 3 bits of mantissa before? It is,
-# because the rounding of the numbers has either sign and cancels in a long sum, and the adder's does not. With two
-# levels the error is 0.01 %, however long the sum is, because the tensor core never adds more than 128 products.
+# The running total is off by 1 %. That may seem little, because each number was rounded to 3 bits of mantissa before.
+# But those errors have either sign, so in a long sum of positive numbers they cancel, and the adder's errors do not.
+# With two levels the error is 0.01 %, however long the sum is, because the tensor core never adds more than 128
+# products.
 #
-# The scales cost nothing extra here. The block's sum leaves the tensor core anyway, and on its way into the float32
-# total it is multiplied by $s_x \cdot s_w$.
+# The scales cost little here. The sum of a block leaves the tensor core anyway, and on its way into the float32 total
+# it is multiplied by $s_x \cdot s_w$.
 
 # %%
 # Exercise 18.8 · FP8 with scales: a sum in two levels
 def to_blocks(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eight bits for each number, and a scale for each 128 numbers of a row.
+    """Numbers as codes of 8 bits, with a scale for each 128 numbers of a row.
 
     x: float32, float16 or bfloat16 [rows, inner], at least 1 of each. Finite numbers; the largest of a block is 0, or
         between 1e-20 and 1e20 in size.
@@ -1217,7 +1226,8 @@ def scaled_product(
 
     x: float8_e4m3fn [rows, inner]. weight: float8_e4m3fn [outer, inner]. All sizes at least 1.
     x_scales: float32 [rows, blocks], positive, one for each 128 columns of a row, as `to_blocks` makes them.
-    weight_scales: float32 [outer / 128, blocks], positive, the first rounded up: one for each 128 rows and 128 columns.
+    weight_scales: float32 [outer / 128, blocks], positive, with outer / 128 rounded up: one for each 128 rows and 128
+        columns.
     tensor_core: a function. tensor_core(a, b, sums) returns sums + a · bᵀ, float32 [rows, outer], with the few bits of
         an FP8 tensor core. a is float8_e4m3fn [rows, n], b float8_e4m3fn [outer, n], with n from 1 to 128, and sums
         float32 [rows, outer] or None for zeros. All products of x and weight are made by it.
@@ -1241,8 +1251,9 @@ def scaled_product(
 best_to_blocks, best_scaled_product = check("18.8", to_blocks, scaled_product).best
 
 # %% [markdown]
-# Take the whole way once: numbers to blocks, the product, and the error against float64. Most of it now comes from the
-# rounding to three bits of mantissa, and not from the adder.
+# The next cell goes the whole way once, from numbers to blocks to the product, with random numbers of both signs. It
+# prints two errors relative to float64. Rounding the numbers to three bits of mantissa costs about 4 %, and the adder
+# adds only 0.01 %.
 
 # %%
 generator = torch.Generator().manual_seed(2)
@@ -1260,11 +1271,14 @@ print(f"error that the adder adds    {(out - restored).norm() / exact.norm():.1e
 # %% [markdown]
 # ## When experts lose
 #
-# A mixture of experts needs the FLOPs of $k$ experts and the memory of all. That is a good bargain when many tokens
-# share the weights that were read, and a bad one in between. Take Qwen3-30B's layer: 128 experts of 2,048 × 768 with
-# gate, up and down, $k = 8$. In 16 bits all experts of a layer are 1.2 GB. One token reads 8 of 128 of that. The next
-# cell computes how many experts a batch of random tokens meets, and how many bytes of weights a token costs.
-# **Predict** how many of the 128 experts 32 tokens meet.
+# A mixture of experts needs the FLOPs of $k$ experts and the memory of all. With one token a layer reads only the
+# weights of $k$ experts. With thousands of tokens it reads all weights, and many tokens share them. In between it reads
+# nearly all weights for few tokens.
+#
+# Take a layer of Qwen3-30B: 128 experts with $k = 8$, each with a gate, an up and a down matrix of 2,048 × 768. In 16
+# bits all experts of the layer have 1.2 GB, and one token reads 75 MB of that. The next cell computes how many experts
+# a batch of random tokens uses, and how many bytes of weights a token costs. **Predict** how many of the 128 experts
+# are used by at least one of 32 tokens.
 
 # %%
 predict("18 experts that 32 tokens meet", ..., "experts")
@@ -1281,23 +1295,28 @@ for batch in (1, 8, 32, 128, 1024, 8192):
         measured("18 experts that 32 tokens meet", met, "experts")
 
 # %% [markdown]
-# With 32 tokens nearly all experts are at work already, and the layer reads nearly all its weights to give each expert
-# two tokens. Only with thousands of tokens does an expert get the 200 rows that it needs to be limited by the tensor
-# cores. A dense layer with the same active numbers reads a sixteenth of these weights in every case. So experts win in
-# training and in large batches; in small batches they cost bandwidth. Quality is what is bought with it.
+# With 32 tokens nearly all experts are at work already. The layer reads 1.05 GB of weights, and each expert uses them
+# for about two tokens. To be limited by the tensor cores, an expert needs about 200 rows. It gets these only from 3,200
+# tokens on (200 · 128 / 8). A dense layer with the same *active* numbers, those that one token uses, reads 75 MB in
+# every case.
 #
-# A related trap is 2:4 sparsity. Of every four weights two are kept, and two bits say where each of them stood. In 16
-# bits that is $2 \cdot 16 + 2 \cdot 2 = 36$ bits instead of 64, or 56 % of the bytes, and the tensor cores skip the
-# zeros at twice their dense rate. Yet in the table of PyTorch's own tutorial such products ran at 0.40 to 0.95 times
-# the dense speed on an H100 ([tutorials#3236](https://github.com/pytorch/tutorials/issues/3236)). Half the FLOPs are no
-# gain where something else is waited for.
+# So experts pay in training and in large batches. In small batches they cost bandwidth. What a model gets for it is
+# quality, because it has 16 times as many numbers to learn with.
+#
+# A related trap is *2:4 sparsity*: of every four weights only two are kept, and the others are 0. Two bits say where
+# each of the two stood. In 16 bits that is $2 \cdot 16 + 2 \cdot 2 = 36$ bits instead of 64, or 56 % of the bytes, and
+# the tensor cores skip the zeros at twice their dense rate. Yet in the table of PyTorch's own tutorial such products
+# ran at 0.40 to 0.95 times the dense speed on an H100
+# ([tutorials#3236](https://github.com/pytorch/tutorials/issues/3236)). Half the FLOPs gain nothing if they are not what
+# the time goes to.
 
 # %% [markdown]
 # ## Finale: a model whose experts are yours
 #
-# Chapter 05's small model was trained once more, now with a mixture of experts in each of its four layers: 8 experts of
-# 32 hidden numbers, of which each byte meets 2. It runs on your functions here: your router, your arrangement, your
-# grouped product and your sum. Where an exercise is not solved yet, the course's answer stands in.
+# Chapter 05's small model, whose tokens are bytes, was trained once more. Each of its four layers now has a mixture of
+# experts: 8 experts of 32 hidden numbers, of which each byte uses 2. Here it runs on your functions: your router, your
+# arrangement, your grouped product and your sum. If you have not solved an exercise yet, the course's answer stands in.
+# The next cell compares the text with that of the reference.
 
 # %%
 import dataclasses
@@ -1312,7 +1331,7 @@ places_used = []
 
 
 def your_experts(x, gate_up, down, experts, weights):
-    """What the decoder calls for the experts' block of x [rows, width]; experts, weights: of the model's router."""
+    """The decoder calls this for the experts of x [rows, width]; experts and weights come from the model's router."""
     rows, k = experts.shape
     slots, tile_experts = best_arrange(experts, len(gate_up), 16)
     gate, up = best_grouped_product(x, gate_up, slots, tile_experts, k, 64, 32).chunk(2, dim=1)
@@ -1334,13 +1353,14 @@ print("the same text as with the reference:", text == complete(reference, prompt
 print(f"places over choices: {places_used[0]:.2f} for the prompt, {places_used[-1]:.0f} for one byte")
 
 # %% [markdown]
-# One byte at a time is where experts are least efficient: each of the two chosen gets a tile of 16 rows for a single
-# row, so 15 of 16 rows are computed for nobody. That costs nothing here, because the time goes to reading weights.
+# One byte at a time is where experts are least efficient. Each of the two chosen experts gets a tile of 16 rows for a
+# single row, so 15 of 16 rows are computed for nothing. That costs a GPU hardly any time, because with one byte the
+# time goes to reading weights.
 #
-# Did the experts make the model better? On the last tenth of the book, which no model has read, the loss is 1.88 nats a
-# byte with seed 0. A dense model with the same *active* numbers, 64 hidden ones instead of 192, has 1.89, and the dense
-# model that is three times as wide has 1.88. Other seeds move each of them by 0.03. So on 28 kB of text nothing is
-# proven. What large models gain from experts shows only with far more data than a small model can learn from.
+# Did the experts make the model better? On the last tenth of the book, on which no model was trained, the loss is 1.88
+# nats a byte with seed 0. A dense model with the same *active* numbers, 64 hidden ones instead of 192, has 1.89, and
+# the dense model with 192 has 1.88. Other seeds move each of them by 0.03. So on 28 kB of text nothing is proven. What
+# large models gain from experts shows only with far more data than a small model can learn from.
 
 # %% [markdown]
 # ## The chapter's kernels at a glance
@@ -1390,7 +1410,7 @@ tiles = (4096 // 128) ** 2
 self_check(
     f"{tiles:,} tiles in {math.ceil(tiles / 132)} rounds: {tiles / 132:.2f}, and the last round is not full.",
     f"{format_bytes(2 * 4096**3 * (1 / 128 + 1 / 128))}: each of the {tiles:,} programs loads 256 rows of 8,192 bytes.",
-    "Which FLOPs were counted. The peak in 16 bits is 989, so probably every expert for every row.",
+    "Which FLOPs were counted. The peak in 16 bits is 989, so probably each row was counted for every expert.",
     "The softmax of one number is 1, whatever the number is, so its gradient is 0.",
 )
 
@@ -1400,19 +1420,20 @@ self_check(
 # All sources were read in November 2026.
 #
 # - **CUTLASS** has the same ladder in C++ templates: [persistent kernels whose warps have
-#   roles](https://github.com/NVIDIA/cutlass/blob/main/media/docs/cpp/efficient_gemm.md), and two ways to arrange them,
-#   *cooperative* and *ping-pong*.
-# - **DeepGEMM** compiles FP8 products with block scales when they are first called, and adds each 128 numbers of
-#   `inner` in float32 ([deepgemm#37](https://github.com/deepseek-ai/DeepGEMM/issues/37)).
-# - **PyTorch** has `torch._grouped_mm` for ragged groups. **vLLM** and **SGLang** sort tokens by expert and choose the
-#   tile by their number, as you did.
+#   roles](https://github.com/NVIDIA/cutlass/blob/main/media/docs/cpp/efficient_gemm.md). There are two ways to arrange
+#   them. In *cooperative* kernels two groups of warps share a tile. In *ping-pong* kernels each group has a tile of its
+#   own, so that one group multiplies while the other stores.
+# - **DeepGEMM** compiles FP8 products with block scales when they are first called, and adds the sums of each 128
+#   numbers of `inner` in float32 ([DeepGEMM#50](https://github.com/deepseek-ai/DeepGEMM/issues/50)).
+# - **PyTorch** has `torch._grouped_mm` for groups of different sizes. **vLLM** and **SGLang** sort tokens by expert and
+#   choose the tile by the number of tokens, as you did.
 # - **torchtitan** balances its routers with the bias of 18.5
 #   ([torchtitan#1506](https://github.com/pytorch/torchtitan/pull/1506)).
-# - **DeepGEMM and Triton** were compared on thin experts: with each expert cut in eight, Triton's fused kernel took
-#   1.73 ms and DeepGEMM's 1.94 on an H100, in FP8 at a batch of 128; with whole experts they took 12.48 and 6.36
-#   ([vllm#13932](https://github.com/vllm-project/vllm/pull/13932)).
+# - **DeepGEMM and Triton** were compared in vLLM, in FP8 at a batch of 128 on an H100. With whole experts Triton's
+#   fused kernel took 12.48 ms and DeepGEMM 6.36. With each expert cut in eight they took 1.73 and 1.94 ms, so on thin
+#   experts Triton was faster ([vllm#13932](https://github.com/vllm-project/vllm/pull/13932)).
 #
-# **In this library.** `course_lib/kernels/products/` is the ladder, `course_lib/kernels/experts/` the experts with
+# **In this library.** `course_lib/kernels/products/` is the ladder. `course_lib/kernels/experts/` has the experts with
 # their gradients: `route`, `arrange`, `grouped_product`, `combine`, and `expert_mlp` as one operator of PyTorch.
 #
 # ## Papers
