@@ -387,8 +387,8 @@ measured("18 registers of the persistent product", needed, "registers")
 # ## Sharing tiles: stream-K · deeper
 #
 # Nine tiles on a GPU with room for four programs take three rounds. In the third round one program works and three have
-# nothing to do. So nine tiles take as long as twelve would, and a quarter of the time is wasted. The same happens at
-# 8192³: 2,048 tiles on 132 multiprocessors are 15.5 rounds, which take the time of 16.
+# nothing to do. So nine tiles take as long as twelve would, and a quarter of the time is wasted. At 8192³ the same
+# happens, but the waste is only 3 %: 2,048 tiles on 132 multiprocessors are 15.5 rounds, which take the time of 16.
 #
 # *Stream-K* shares out steps instead of tiles. A *step* is one block of `inner` of one tile. Number all steps, tile
 # after tile, and give each program the same number of consecutive ones. If a tile has 4 steps, 9 tiles have 36, and
@@ -401,24 +401,27 @@ measured("18 registers of the persistent product", needed, "registers")
 # | 2 | 18 to 26 | the last two of 4, 5 whole, the first three of 6 |
 # | 3 | 27 to 35 | the last of 6, 7 and 8 whole |
 #
-# All four end at the same time, after 2.25 tiles. The price is paid at the borders. Tile 2 is shared, so somebody has
-# to add two parts. Each program has a *slot* in a workspace, room for the sums of one tile, and a *flag*. The program
-# that does not finish a tile leaves its sums in its slot and raises its flag. The *owner* of the tile waits for the
-# flag, adds the slot to its own sums, and stores the result.
+# All four programs end at the same time, after 9 steps. Whole tiles would take 12. The price is paid at the borders.
+# Two programs share tile 2, so somebody has to add two parts. For this each program has a *slot* in a workspace, with
+# room for the sums of one tile, and a *flag*. A program that does not finish a tile leaves its sums in its slot and
+# raises its flag. One program is the *owner* of the tile. It waits for the flag, adds the slot to its own sums, and
+# stores the result.
 #
-# Who is the owner? In the paper it is the program with the tile's first step. It then waits for programs that come
-# later, which is safe only if all programs run at once. Here a program may have to wait for room: programs begin in the
-# order of their numbers, and on a small GPU program 1 may begin only when program 0 has ended. If program 0 waits for
-# program 1, both wait forever. So the owner must be a program that waits only for programs *before* it.
+# Who is the owner? In the [stream-K paper](https://arxiv.org/abs/2301.03598) it is the program with the tile's first
+# step. It waits for programs with higher numbers, and that is safe only if all programs run at once. Here a program may
+# have to wait until there is room for it. Programs begin in the order of their numbers, so on a small GPU program 1 may
+# begin only when program 0 has ended. If program 0 waits for program 1, both wait forever. So choose an owner that
+# waits only for programs *before* it.
 #
 # A second fault gives wrong numbers, and not every time. A program has four warps, and each stores its part of the sums
-# at its own pace. If one warp raises the flag while another has not stored yet, the owner reads a slot that is half
-# old. ROCm's stream-K kernel lacked a barrier between the two
+# at its own pace. If one warp raises the flag while another has not stored yet, the owner reads a slot that is only
+# partly filled. A *barrier* prevents this, because no warp goes on before all four have arrived there. ROCm's stream-K
+# kernel had no barrier between storing the sums and raising the flag
 # ([ROCm/triton#745](https://github.com/ROCm/triton/pull/745)).
 #
-# You write the plan and its actions in plain Python. A model plays them with slow and fast programs, with slow warps,
-# and on machines with room for one program, for a few or for all. It tells you who waits forever, and which tiles are
-# not whole. A slot that nobody has stored holds *poison*, a value that makes a result wrong whenever it is added.
+# You write the plan and its actions in plain Python. A model of a GPU plays them with slow and fast programs, with slow
+# warps, and with room for one program, for a few or for all. It tells you who waits forever, and which tiles are not
+# whole. A slot that nobody has stored holds *poison*, a value that makes a result wrong whenever it is added.
 
 # %%
 # Exercise 18.3 · Stream-K: the plan and the repair
@@ -475,9 +478,9 @@ def program(number: int, programs: int, tiles: int, steps: int):
 best_program = check("18.3", program).best
 
 # %% [markdown]
-# The next cell plays your programs with 9 tiles of 4 steps on a machine with room for all four, and lists what each
-# did when. A step takes 10 ticks and other actions 1. Whole tiles would take three rounds of 40 ticks. **Predict** how
-# many ticks the last of your programs needs.
+# The next cell plays your programs with 9 tiles of 4 steps on a machine with room for all four. It lists what each
+# program did, and at which tick it began to do it. A step takes 10 ticks, and most other actions take 1. Whole tiles
+# would take three rounds of 40 ticks. **Predict** after how many ticks your last program has finished.
 
 # %%
 predict("18 ticks of stream-K, 9 tiles on 4 programs", ..., "ticks")
@@ -495,34 +498,36 @@ print(measured("18 ticks of stream-K, 9 tiles on 4 programs", max(end for *_, en
 
 # %% [markdown]
 # It is about 100 ticks instead of 120: 90 for nine steps, and the rest for leaving, waiting and adding. Our answer goes
-# through its tiles from the last to the first. So what it leaves to others comes first, and what it has to wait for
-# comes last, when it is most likely there already.
+# through its tiles from the last to the first. So it begins with the part that it leaves to another program. The tile
+# for which it has to wait comes last, when the other program's part is most likely there already.
 
 # %% [markdown]
 # ## The end of a product
 #
-# When the loop ends, the sums of a tile are in registers. Whatever comes next element by element can be done right
-# there, before they are stored. This is the *epilogue*: a bias, an activation, a residual.
+# When the loop ends, the sums of a tile are in registers. Often the next operation works element by element: it adds a
+# bias, applies an activation, or adds a residual. A kernel can do this with its sums before it stores them. This part
+# of a kernel is called the *epilogue*, and it saves writing the sums and reading them again.
 #
-# The gate of a modern MLP makes the most of it. The layer multiplies `x` by two weights of the same size, *gate* and
-# *up*, and keeps $silu(gate) \cdot up$, where $silu(g) = g \cdot \sigma(g) = g / (1 + e^{-g})$. For 4,096 tokens and a
-# hidden size of 14,336, in 16 bits, gate and up are 117 MB each. Two products write both, and a third kernel reads both
-# and writes the result, 117 MB too. Together that is 587 MB. If one program computes both tiles, it needs twice the
-# registers for sums, but only the result is written: 117 MB.
+# A modern MLP gains most from it. It multiplies `x` by two weights of the same size, *gate* and *up*, and keeps
+# $silu(gate) \cdot up$, where $silu(g) = g \cdot \sigma(g) = g / (1 + e^{-g})$. Take 4,096 tokens and a hidden size of
+# 14,336. In 16 bits the results of gate and of up have 117 MB each. Two products write both, and a third kernel reads
+# both and writes the result, 117 MB too. Together that is 587 MB. If one program computes a tile of gate *and* the same
+# tile of up, it needs twice the registers for sums, but it writes only the result: 117 MB.
 #
 # So a program computes a tile of `block_n` columns of the *result*. For this it loads `block_n` rows of the gate and
 # `block_n` rows of up. The two weights are stored as one matrix of 2 · hidden rows: first all rows of the gate, then
-# all rows of up. With a hidden size of 40, column 3 of the result belongs to the rows 3 and 43 of the weight, and to
-# the elements 3 and 43 of the bias.
+# all rows of up. With a hidden size of 40, for example, column 3 of the result needs rows 3 and 43 of the weight, and
+# elements 3 and 43 of the bias.
 #
 # Three things deserve care.
 #
 # **Where to round.** Plain PyTorch in float16 rounds gate and up to 16 bits, then their product, then the sum with the
-# residual. In one kernel everything stays in float32 and is rounded once. That is more exact, and it is what is asked
-# here.
+# residual. In one kernel everything stays in float32 and is rounded once, at the end. That is more exact, and the
+# exercise requires it.
 #
-# **Large gates.** $g \cdot e^g / (1 + e^g)$ is the same function on paper. At $g = 100$ it is infinity divided by
-# infinity in float32, which is NaN. **Predict** what $g / (1 + e^{-g})$ gives at $g = -100$, where $e^{-g}$ overflows.
+# **Large gates.** You could also write $g \cdot e^g / (1 + e^g)$, which is the same function on paper. But at $g = 100$
+# it is infinity divided by infinity in float32, which is NaN. **Predict** what $g / (1 + e^{-g})$ gives at $g = -100$,
+# where $e^{-g}$ overflows.
 
 # %%
 gate = torch.tensor([-100.0, -1.0, 0.0, 1.0, 100.0])
@@ -530,12 +535,12 @@ print("g · exp(g) / (1 + exp(g)):", (gate * gate.exp() / (1 + gate.exp())).toli
 print("g / (1 + exp(-g)):        ", (gate / (1 + (-gate).exp())).tolist())
 
 # %% [markdown]
-# The first form fails for large positive gates. The second is right on both sides: a number divided by infinity is 0.
-# `tl.sigmoid` computes it that way.
+# The first form fails for large positive gates. The second form is right on both sides, because a finite number divided
+# by infinity is 0. `tl.sigmoid` computes $1 / (1 + e^{-g})$ in this way.
 #
-# **Once, not once a block.** The bias belongs to the finished sum. If it is added in the loop, it counts once for each
-# block of `inner`, and a test whose `inner` fits into one block does not notice. The residual is added last, after the
-# activation.
+# **The bias once, not once a block.** The bias belongs to the finished sum. If you add it in the loop, it counts once
+# for each block of `inner`. A test whose `inner` fits into one block does not notice that. The residual is added last,
+# after the activation.
 
 # %%
 # Exercise 18.4 · The end of a product
@@ -589,9 +594,9 @@ def gated_product(
     block_m, block_n, block_k: rows and columns of the result's tile, and the numbers of inner that a program takes at a
         time: powers of two, 16 to 128.
     Returns: a new contiguous tensor [rows, hidden] of x's dtype. All arithmetic is float32, rounded once at the end.
-    A program loads its block_m rows of x once, and its block_n rows of the gate and of up. Besides these, the biases
-    and the residual it loads nothing, and it stores only its tile. Bytes are counted. Hand the kernel the tensors as
-    they are, without a copy.
+    A program loads its block_m rows of x once, and its block_n rows of the gate and of up. Besides these it loads only
+    the biases and the residual, and it stores only its tile. Bytes are counted. Hand the kernel the tensors as they
+    are, without a copy.
     """
     # BEGIN SOLUTION
     (rows, inner), hidden = x.shape, weight.shape[0] // 2
@@ -609,8 +614,11 @@ def gated_product(
 best_gated_product = check("18.4", gated_product).best
 
 # %% [markdown]
-# In the library, `product` of `course_lib.kernels.products` does the same with `gated=True`. A small test of any such
-# kernel: with weights of 0 and no residual the result is $silu(b_{gate}) \cdot b_{up}$ in every row, whatever `x` is.
+# In the library, `product` of `course_lib.kernels.products` does the same with `gated=True`.
+#
+# Here is a small test of any such kernel. If all weights are 0 and there is no residual, each row of the result is
+# $silu(b_{gate}) \cdot b_{up}$, whatever `x` is. The difference in the next cell should be no larger than a rounding of
+# float32, about $10^{-7}$.
 
 # %%
 x, weight, bias = torch.randn(5, 70), torch.zeros(80, 70), torch.randn(80)
@@ -620,18 +628,18 @@ print("largest difference:", (out - F.silu(bias[:40]) * bias[40:]).abs().max().i
 # %% [markdown]
 # ## Two products in one kernel: when it pays
 #
-# An MLP is a product, an activation and a second product. With the activation as the end of the first product you have
-# two kernels, and the tensor between them, `hidden` numbers for each row, is written once and read once. Could one
-# kernel do both products, so that this tensor is never stored?
+# An MLP without a gate is a product, an activation and a second product. If the activation is the epilogue of the first
+# product, that makes two kernels. The tensor between them, `hidden` numbers for each row, is written once and read
+# once. Could one kernel do both products, so that this tensor is never stored?
 #
-# It could if a program keeps whole rows: it computes a block of hidden numbers, activates them, and multiplies them by
-# the matching columns of the second matrix at once. Its sums are then whole rows of the result, so the result's width
-# has to fit into one tile. A width of 128 or 256 does. With Llama's 4,096 columns, 16 programs would share the columns
-# of a row block, and each of them would have to compute all hidden numbers for itself: 16 times the FLOPs of the first
-# product.
+# It can if each program keeps whole rows. The program computes a block of hidden numbers, activates them, and
+# multiplies them at once by the matching columns of the second matrix. It adds these products to sums that are whole
+# rows of the result. So a tile must be as wide as the result. A width of 128 or 256 fits. Llama's 4,096 columns do not:
+# they would need 16 programs for each block of rows, and each of these programs would have to compute all hidden
+# numbers for itself. The first product would then be computed 16 times.
 #
-# So one kernel is possible only for narrow MLPs. Is it worth it there? Count the time of bytes and of products in both
-# forms, and take the longer one for each kernel. **Predict** how many times as fast one kernel could be at most for
+# So one kernel is possible only for narrow MLPs. Is it worth it there? Take one kernel's time to be the longer of two:
+# the time for its bytes and the time for its FLOPs. **Predict** how many times as fast one kernel could be at most, for
 # 2²⁰ rows of 128 numbers, 512 hidden ones, and 128 results, on an H200 with 4.3 TB/s and 700 TFLOP/s.
 
 # %%
@@ -653,41 +661,46 @@ measured("18 two kernels over one, a narrow MLP", mlp_seconds(2**20, 128, 512)[0
          "times")
 
 # %% [markdown]
-# On paper one kernel takes a third of the time at a width of 128, and gains nothing at Llama's 4,096, even if it
-# fitted. Now the measurement. The library has this kernel (`fused_mlp.py`). With the tanh form of GELU, on an H200:
+# On paper one kernel is 1.6 times as fast at a width of 128, because the two kernels spend most of their time on bytes.
+# At a width of 256 it gains nothing: there the FLOPs take longer than the bytes, and one kernel does as many FLOPs as
+# two. At Llama's 4,096 it would gain nothing either, even if it fitted.
+#
+# Now the measurement. The library has this kernel (`fused_mlp.py`). With the tanh form of GELU, on an H200:
 #
 # | | PyTorch | torch.compile | two kernels | one kernel |
 # |---|---|---|---|---|
 # | 2²⁰ × 128, hidden 512 | 1,300 µs | 1,334 µs | 1,009 µs | 1,067 µs |
 # | 2²⁰ × 256, hidden 1,024 | 3,125 µs | 3,240 µs | 2,460 µs | 2,924 µs |
 #
-# One kernel loses. The count above left something out: a GELU takes some twenty operations of the ordinary units, and
-# there are 537 million of them, 0.4 ms of work. In two kernels the tensor cores and the copies of other tiles go on
-# meanwhile. In our one kernel everything waits for everything: first product, GELU, second product, one after the other
-# in the same warps. To win, it would need what attention needed in chapter 09, which has the same shape (two products
-# with something between them): a second group of warps that multiplies while the first activates.
+# One kernel loses, even at a width of 128. The count above left out the activation. A GELU takes some twenty operations
+# of the ordinary units. At a width of 128 there are 537 million GELUs (2²⁰ · 512), which is 0.4 ms of work. With two
+# kernels, the tensor cores and the copies go on with other tiles during this time. In our one kernel the same warps do
+# the first product, the GELU and the second product one after the other, so everything else waits.
+#
+# To win, the kernel would need what attention needed in chapter 09. Attention also has two products with something
+# between them, and there one group of warps multiplies while another computes the softmax.
 
 # %% [markdown]
 # ## A router: which experts, and how much of each
 #
 # In a *mixture of experts* a layer has many MLPs instead of one. They are called *experts*, and a token goes through
-# only $k$ of them. Mixtral has 8 experts and $k = 2$, Qwen3-30B has 128 and $k = 8$, and DeepSeek-V3 has 256 and
-# $k = 8$. So the layer has the weights of all experts, but a token costs the FLOPs of $k$.
+# only $k$ of them. Mixtral has 8 experts and $k = 2$, Qwen3-30B has 128 and $k = 8$, and DeepSeek-V3 has 256 and $k =
+# 8$. So the layer stores the weights of all experts, but a token costs only the FLOPs of $k$.
 #
-# A small linear layer, the *router*, gives each token one number for each expert, its *logits*. From these numbers two
-# things follow: which $k$ experts the token goes to, and by which weights their results are added. Models do this in
-# three ways, and the names of the ways hardly tell them apart.
+# A small linear layer, the *router*, computes one number for each token and each expert. These numbers are called
+# *logits*. They decide two things: which $k$ experts the token goes to, and by which weights the results of these
+# experts are added. Models do this in three ways.
 #
 # Take one token, four experts, $k = 2$ and the logits 2, 1, 0 and −1. Their softmax is 0.644, 0.237, 0.087 and 0.032.
 #
 # 1. **"softmax"** (OLMoE). Keep the two largest as they are: 0.644 and 0.237. They add up to 0.881, not to 1.
 # 2. **"renormalised"** (Mixtral, Qwen3). Divide them by their sum: 0.731 and 0.269. A softmax over the two chosen
-#    logits alone gives the same: the sum over all experts cancels.
-# 3. **"sigmoid"** (DeepSeek-V3). Each expert is scored by itself: sigmoid gives 0.881, 0.731, 0.500 and 0.269. To these
-#    a *bias* is added that the router has learnt for each expert, and the two largest sums are chosen. The weights come
-#    from the scores *without* the bias. With the bias 0, 0, 0.3 and 0 the sums are 0.881, 0.731, 0.800 and 0.269. So
-#    experts 0 and 2 are chosen. Their scores 0.881 and 0.500 are divided by their sum, 1.381, which gives 0.638 and
-#    0.362. DeepSeek-V3 multiplies that by a scale of 2.5.
+#    logits alone gives the same, because the sum over all experts cancels.
+# 3. **"sigmoid"** (DeepSeek-V3). Each expert is scored by itself: sigmoid gives 0.881, 0.731, 0.500 and 0.269. To each
+#    score a *bias* of that expert is added, and the two largest sums are chosen. (How the bias comes about you see
+#    below.) The weights come from the scores *without* the bias. With the biases 0, 0, 0.3 and 0 the sums are 0.881,
+#    0.731, 0.800 and 0.269. So experts 0 and 2 are chosen. Their scores 0.881 and 0.500 are divided by their sum,
+#    1.381, which gives 0.638 and 0.362. DeepSeek-V3 multiplies these weights by a scale of 2.5.
 #
 # The next cell computes all three.
 
@@ -708,32 +721,37 @@ chosen = logits.sigmoid()[[0, 2]]
 print(f"weights of experts 0 and 2    {shown(chosen / chosen.sum())}")
 
 # %% [markdown]
-# If you take one way for another, nothing fails: the weights are merely wrong, and the text is a little worse. SGLang
+# If you take one way for another, no error is raised. The weights are wrong, and the text is a little worse. SGLang
 # used raw logits as weights where a model does not renormalise, and results were off by about 5
 # ([sglang#35160](https://github.com/sgl-project/sglang/pull/35160)). LMDeploy renormalised where the model does not
 # ([lmdeploy#3030](https://github.com/InternLM/lmdeploy/issues/3030)). With $k = 1$ there is a sharper sign of the same
-# mistake: a softmax over the one chosen expert is 1, whatever the logits. Its gradient is 0, and the router never
-# learns ([Megatron-LM#894](https://github.com/NVIDIA/Megatron-LM/issues/894)).
+# mistake. A softmax over the one chosen expert is 1, whatever the logits are. So its gradient is 0, and the router
+# never learns ([Megatron-LM#894](https://github.com/NVIDIA/Megatron-LM/issues/894)).
 #
-# The bias brings mistakes of its own. Kernels used it in the weights too, or searched for the largest sum from −1 on
-# ([vLLM-metax#284](https://github.com/MetaX-MACA/vLLM-metax/issues/284),
-# [vllm#31478](https://github.com/vllm-project/vllm/issues/31478)). A sigmoid is never below 0, but with a bias it may
-# be. Then such a search finds no expert, and one that sets experts to 0 once they are chosen finds the same one twice.
+# The bias brings mistakes of its own. Some kernels used it in the weights too
+# ([vLLM-metax#284](https://github.com/MetaX-MACA/vLLM-metax/issues/284)). Others searched for the largest sum and began
+# the search at −1 ([vllm#31478](https://github.com/vllm-project/vllm/issues/31478)). A sigmoid is never below 0, but
+# the sum of sigmoid and bias may be below −1. If all sums are, such a search finds no expert. There is a similar trap
+# after an expert was chosen. If you set its sum to 0, so that it is not chosen again, it is still the largest where all
+# others are negative.
 #
-# **Which expert gets too much?** If all tokens go to one expert, the others are idle, and its GPU is the slowest. A
-# second loss term can balance them, but it disturbs training. DeepSeek's rule needs none
-# ([Wang et al., 2024](https://arxiv.org/abs/2408.15664)). After each training step count the tokens of each expert, its
-# *load*. An expert with fewer than the mean gets a bias that is larger by a small *rate*, and one with more gets a
-# smaller one. Then subtract the mean of the biases from all of them, so that they do not drift together
-# ([torchtitan#1506](https://github.com/pytorch/torchtitan/pull/1506)).
+# **Which expert gets too much?** If most tokens go to a few experts, the others have nothing to do, and the GPU of the
+# full ones is the slowest. A second term in the loss can balance the experts, but it disturbs training. DeepSeek's rule
+# needs no such term ([Wang et al., 2024](https://arxiv.org/abs/2408.15664)). After each training step count the tokens
+# of each expert, its *load*. If an expert got fewer tokens than the mean, its bias grows by a small *rate*. If it got
+# more, its bias shrinks by the same rate. Then subtract the mean of the biases from all of them, so that they do not
+# drift together ([torchtitan#1506](https://github.com/pytorch/torchtitan/pull/1506)).
 #
 # For example, take the biases 0, 0, 0.3 and 0, the loads 10, 4, 4 and 2, and a rate of 0.1. The mean load is 5. The
 # biases become −0.1, 0.1, 0.4 and 0.1. Their mean is 0.125, so the result is −0.225, −0.025, 0.275 and −0.025.
 #
-# Two details are about floating point. Softmax turns logits of 0, −200 and −300 into 1, 0 and 0, because $e^{-200}$ is
-# below the smallest float32. The second expert is still ahead of the third. So choose by the logits: softmax does not
-# change their order. And a sum of $k$ sigmoids is 0 when all of their logits lie below −104. You then need a rule, and
-# here it is this: the weights are 0, so these experts add nothing to the token.
+# Two details are about floating point.
+#
+# - Softmax turns logits of 0, −200 and −300 into 1, 0 and 0, because $e^{-200}$ is below the smallest float32. But the
+#   second expert is still ahead of the third. So choose by the logits, whose order softmax does not change.
+# - In float32 the sigmoid of a logit below −89 comes out as 0, because $e^{89}$ overflows. If that happens to all $k$
+#   chosen experts, the sum of their sigmoids is 0, and you cannot divide by it. The rule here is that the weights are
+#   then 0, so these experts add nothing to the token.
 
 # %%
 # Exercise 18.5 · The router
@@ -751,9 +769,10 @@ def route(
             without the bias, divided by the sum of the token's k sigmoids, times scale. Where that sum is 0 in float32,
             the weights are 0.
     bias: float32 [experts], of either sign and up to 3 in size, or None for no bias. scale: any number of 0 or more.
-        Both are given for "sigmoid" alone.
+        Both are given only for "sigmoid".
     Returns: (experts, weights), int64 and float32 [tokens, k]. A token's experts are in the order of what chooses them,
-    the larger first; of equal ones the smaller number comes first. All arithmetic has at least float32's precision.
+    the larger first; of equal ones the expert with the smaller number comes first. All arithmetic has at least
+    float32's precision.
     """
     # BEGIN SOLUTION
     numbers = logits.float()
@@ -794,9 +813,9 @@ def balanced(bias: torch.Tensor, load: torch.Tensor, rate: float) -> torch.Tenso
 best_route, best_balanced = check("18.5", route, balanced).best
 
 # %% [markdown]
-# Now let the rule work. The next cell simulates 1,000 steps with 16 experts and $k = 2$. Some experts are liked better
-# than others by all tokens, so without a bias the loads differ much. **Predict** how many tokens the fullest expert
-# gets after 1,000 steps, over the mean. At the start it gets 2.75 times the mean.
+# Now let the rule work. The next cell simulates 1,000 steps with 512 tokens, 16 experts and $k = 2$. All tokens prefer
+# some experts to others, so without a bias the loads differ much. At the start the fullest expert gets 2.75 times as
+# many tokens as the mean. **Predict** how many times the mean it gets after 1,000 steps.
 
 # %%
 predict("18 tokens of the fullest expert over the mean, after 1,000 steps", ..., "times")
@@ -816,24 +835,27 @@ for step in range(1001):
 measured("18 tokens of the fullest expert over the mean, after 1,000 steps", float(fullest), "times")
 
 # %% [markdown]
-# The variance of the load falls, and the mean of the bias stays at 0 up to rounding. The loads do not become equal: 512
-# tokens are few, and even if all experts were liked alike, chance would make the loads differ. Note what the rule does
-# *not* use: how far a load is from the mean. Only the sign counts, so one step with a strange batch cannot do harm.
+# The variance of the load falls, and the mean of the bias stays at 0 up to rounding. The loads do not become equal,
+# because 512 tokens are few. Even if all experts were liked alike, an expert would get a token with a probability of
+# 1/8, and chance alone would make a variance of $512 \cdot 1/8 \cdot 7/8 = 56$. The rule comes close to that.
+#
+# Note what the rule does *not* use: how far a load is from the mean. Only the sign counts, so one step with a strange
+# batch can do little harm.
 
 # %% [markdown]
 # ## From tokens to experts, and back
 #
-# A kernel multiplies tiles of rows by a matrix, and all rows of a tile need the same matrix. But the tokens of a batch
-# arrive in the order of the text, and each one names its own experts. So the rows are first put in order of their
+# A kernel multiplies a tile of rows by a matrix, so all rows of a tile need the same matrix. But the tokens of a batch
+# arrive in the order of the text, and each one has its own experts. So the rows are first put in order of their
 # experts. This is called the *permutation*.
 #
-# Number the choices: choice $c$ of token $t$ is *slot* $t \cdot k + c$. Sort the slots by their expert, and let each
-# expert begin at a multiple of the tile's rows, which we call the *block*. Then a tile belongs to one expert alone. The
-# places that are left over between an expert's last slot and the next multiple get a *sentinel*: the number of all
-# slots, tokens $\cdot k$, which is no slot.
+# Number the choices: choice $c$ of token $t$ is *slot* $t \cdot k + c$. Sort the slots by their expert. Let each expert
+# begin at a multiple of the rows of a tile. We call this number of rows the *block*. Then each tile belongs to one
+# expert. Places are left over between an expert's last slot and the next multiple. They get a *sentinel*, a number that
+# is no slot: tokens $\cdot k$, which is one more than the last slot.
 #
 # Take 3 tokens with $k = 2$, 4 experts and a block of 4. Token 0 goes to experts 2 and 0, token 1 to 2 and 3, token 2
-# to 0 and 2:
+# to 0 and 2. So there are 6 slots, and the sentinel is 6:
 #
 # | expert | 0 | 2 | 3 |
 # |---|---|---|---|
@@ -841,12 +863,13 @@ measured("18 tokens of the fullest expert over the mean, after 1,000 steps", flo
 # | places | 0 … 3 | 4 … 7 | 8 … 11 |
 # | filled up | 1, 4, 6, 6 | 0, 2, 5, 6 | 3, 6, 6, 6 |
 #
-# So `slots` is 1, 4, 6, 6, 0, 2, 5, 6, 3, 6, 6, 6 and `tile_experts` is 0, 2, 3. Expert 1 has no token and no tile. Of
-# twelve places six are real: the kernel computes twice as many rows as it must.
+# In the exercise you return two lists. `slots` has the slot of each place: 1, 4, 6, 6, 0, 2, 5, 6, 3, 6, 6, 6.
+# `tile_experts` has the expert of each tile: 0, 2, 3. Expert 1 has no token, so it has no tile. Only six of the twelve
+# places are real, so the kernel computes twice as many rows as it must.
 #
-# **How many rows are filled up?** Each expert that has a token wastes half a block on average. That is little for 8
-# large experts, and a lot for 128 small ones. **Predict** by what factor the rows grow for 64 tokens, with 128 experts,
-# $k = 8$ and tiles of 128 rows.
+# **How many rows are filled up?** An expert with many rows wastes half a block on average. An expert with few rows
+# wastes most of its only block. That is little for 8 large experts, and a lot for 128 small ones. **Predict** by what
+# factor the rows grow for 64 tokens, with 128 experts, $k = 8$ and tiles of 128 rows.
 
 # %%
 predict("18 padded rows over real ones, 64 tokens, tiles of 128", ..., "times")
@@ -867,23 +890,26 @@ measured("18 padded rows over real ones, 64 tokens, tiles of 128", padded_over_r
 
 # %% [markdown]
 # The 64 tokens have 512 choices, so an expert gets 4 rows on average. Of the 128 experts 126 have a row here, and each
-# of them gets a tile of 128. If all had one, the factor would be 128 · 128 / 512 = 32. Tiles of 16 rows waste far less.
-# So servers choose the tile by the number of tokens. A list that was made for one block must then not be read with
+# of them gets a tile of 128. If all had one, the factor would be 128 · 128 / 512 = 32. Tiles of 16 rows waste far less,
+# so servers choose the tile by the number of tokens. Then a list that was made for one block must not be read with
 # another ([vllm#16247](https://github.com/vllm-project/vllm/issues/16247)).
 #
 # **Back again.** After the experts each place holds one row of results. A token's result is the sum of its $k$ rows,
-# each times its weight. Two things go wrong here. The weight belongs to the *choice*: `weights[t, c]`. A kernel that
-# takes one weight for each token is right only if $k$ is 1
-# ([Triton-distributed#133](https://github.com/ByteDance-Seed/Triton-distributed/issues/133)). And rows at sentinel
-# places hold what memory held before. A weight of 0 does not remove them, because 0 · NaN is NaN. In torchtitan rows
-# beyond the last expert's were never written, and the loss became NaN
-# ([torchtitan#1237](https://github.com/pytorch/torchtitan/issues/1237)). So leave such rows out of the sum.
+# each times its weight. Two things go wrong here.
 #
-# If only the first row of each expert is put back, the text may still be fluent, but most of the batch is missing
+# - The weight belongs to the *choice*: `weights[t, c]`. A kernel that takes one weight for each token is right only if
+#   $k$ is 1 ([Triton-distributed#133](https://github.com/ByteDance-Seed/Triton-distributed/issues/133)).
+# - Rows at sentinel places are never written, so they hold what memory held before. A weight of 0 does not remove them,
+#   because 0 · NaN is NaN. In torchtitan rows beyond the last expert's were never written, and the loss became NaN
+#   ([torchtitan#1237](https://github.com/pytorch/torchtitan/issues/1237)). So leave such rows out of the sum.
+#
+# The text of a model does not show such faults reliably. One kernel put back only the first row of each expert. Such
+# text may still be fluent, although most of the batch is missing
 # ([vllm-xpu-kernels#453](https://github.com/vllm-project/vllm-xpu-kernels/issues/453)). So test with numbers.
 #
-# When experts are spread over several GPUs, each GPU serves only some of them. The others' choices are then marked by
-# the expert −1. In PyTorch an index of −1 means the last element, so such a choice easily lands at the last expert.
+# **Several GPUs.** When experts are spread over several GPUs, each GPU serves only some of them. It marks the choices
+# of all other experts with −1. In PyTorch an index of −1 means the last element, so such a choice easily lands at the
+# last expert.
 
 # %%
 # Exercise 18.6 · From tokens to experts and back
@@ -944,21 +970,22 @@ best_arrange, best_combine = check("18.6", arrange, combine).best
 # %% [markdown]
 # ## The grouped product · deeper
 #
-# Now the product itself. It is a tiled product in which each tile of rows has a matrix of its own, and in which the
-# rows of a tile lie anywhere in `x`. So a program does three things that the plain product does not:
+# Now the product itself. It is a tiled product with two differences: each tile of rows has a matrix of its own, and the
+# rows of a tile may lie anywhere in `x`. So a program does three things that the plain product does not:
 #
 # 1. It loads one number, the expert of its tile. That says where its matrix begins.
 # 2. It loads the slots of its places. Slot $s$ belongs to token $s \mathbin{/\!/} k$, and that is the row of `x`.
 # 3. It masks the places that hold the sentinel.
 #
-# Nothing of `x` is copied: the rows are gathered by the load itself. For example, take $k = 2$ and a tile with the
-# slots 0, 2, 5 and 6, for 3 tokens. The program loads the rows 0, 1 and 2. The fourth place has the sentinel 6, and
-# 6 // 2 = 3 is one row beyond the end of `x`. In SGLang such an address was computed and the load was masked, which is
-# allowed; but where the mask was missing, or the row was used once more, the kernel read memory that is not its own
-# ([sglang#28155](https://github.com/sgl-project/sglang/issues/28155)).
+# Nothing of `x` is copied, because the load itself gathers the rows. For example, take 3 tokens, $k = 2$ and a tile
+# with the slots 0, 2, 5 and 6. The program loads the rows 0, 1 and 2. The fourth place has the sentinel 6, and 6 // 2 =
+# 3 is one row beyond the end of `x`. You may compute such an address, as long as the load is masked. In SGLang such
+# addresses were computed too. Where the mask was missing, or the row was used a second time, the kernel read memory
+# that is not its own ([sglang#28155](https://github.com/sgl-project/sglang/issues/28155)).
 #
-# **Where is expert 63?** Mixtral's larger matrices have 4,096 · 14,336 numbers. A layer with 64 such experts needs
-# offsets up to 64 times that. **Predict** at which element expert 63 begins, in units of 2³¹ elements.
+# **Where is expert 63?** A matrix of a Mixtral expert has 4,096 · 14,336 numbers, 59 million. Suppose a layer has 64
+# such experts, stored one after another. **Predict** at which element expert 63 begins, in units of 2³¹ elements. An
+# int32 ends just below one such unit.
 
 # %%
 predict("18 where expert 63 begins", ..., "times 2³¹ elements")
@@ -971,15 +998,15 @@ print(f"in 32 bits that is {wrapped:,}: {format_bytes(2 * -wrapped)} before the 
 print(measured("18 where expert 63 begins", begin / 2**31, "times 2³¹ elements"))
 
 # %% [markdown]
-# The expert's number is a small int32, and so is the stride. Only their product is too large, so the fault appears at
-# expert 37 and nowhere before. DeepSpeed had it
+# The expert's number is a small int32, and so is the stride. Only their product is too large, so the experts before 37
+# are read correctly, and those from 37 on from the wrong place. DeepSpeed had this fault
 # ([DeepSpeed#8261](https://github.com/deepspeedai/DeepSpeed/issues/8261)). Turn the expert's number into int64 *before*
 # you multiply.
 #
-# **Which FLOPs?** A product of $M$ rows with matrices of $K \cdot N$ does $2 M K N$ FLOPs, however many experts there
-# are: each row meets one matrix. A benchmark in torchao multiplied by the number of experts as well. The next cell
-# takes one row of its table ([ao#2490](https://github.com/pytorch/ao/pull/2490)): 8,192 rows, $K$ = 5,120, $N$ = 8,192,
-# 16 experts, bfloat16, 1.31 ms on an H100 with a peak of 989 TFLOP/s.
+# **Which FLOPs?** If $M$ rows are multiplied by matrices of $K \cdot N$ numbers, that is $2 M K N$ FLOPs, however many
+# experts there are, because each row meets only one matrix. A benchmark in torchao multiplied by the number of experts
+# as well. The next cell takes one row of its table ([ao#2490](https://github.com/pytorch/ao/pull/2490)): 8,192 rows,
+# $K$ = 5,120, $N$ = 8,192, 16 experts, bfloat16, 1.31 ms on an H100 with a peak of 989 TFLOP/s.
 
 # %%
 seconds, peak = 1.31e-3, 989e12
@@ -993,9 +1020,10 @@ print(f"{'each row with its own expert':<30}{useful / seconds / 1e12:>8,.0f} TFL
 # The table says 8.456 of the peak; the small difference comes from a time of three digits. No kernel can reach more
 # than 1, so a share above 1 always means that the count is wrong. The honest figure is 525 TFLOP/s, 53 % of the peak.
 #
-# Which bytes must the kernel load? Each tile of places meets all columns of one matrix, so an expert's weights are
-# loaded once for each of its tiles. With few tokens that is nearly all of the traffic. There a tile of 16 rows moves as
-# many bytes as one of 128, because the weights are loaded whole, however few rows use them. It only computes less.
+# Which bytes must the kernel load? Each tile of places is multiplied by all of its expert's matrix, so an expert's
+# weights are loaded once for each of its tiles. With few tokens these loads are nearly all of the traffic. Then a tile
+# of 16 rows moves about as many bytes as one of 128, because the weights are loaded whole, however few rows use them.
+# The smaller tile only saves FLOPs.
 
 # %%
 # Exercise 18.7 · The grouped product
@@ -1071,7 +1099,8 @@ best_grouped_product = check("18.7", grouped_product).best
 
 # %% [markdown]
 # All the pieces are there. The next cell puts them together: a router, the arrangement, a product into the experts, the
-# activation, a product out of them, and the sum. It compares the result with a loop over tokens.
+# activation, a product out of them, and the sum. It compares the result with a loop over tokens. The largest error
+# should be a rounding of float32, below $10^{-5}$.
 
 # %%
 tokens, width, hidden, experts_count, k, block = 12, 32, 48, 5, 2, 16
@@ -1084,7 +1113,7 @@ down = (torch.randn(experts_count, width, hidden, generator=generator) / hidden*
 experts, weights = best_route(x @ router.T, k, "renormalised")
 slots, tile_experts = best_arrange(experts, experts_count, block)
 inner = F.silu(best_grouped_product(x, up, slots, tile_experts, k, 16, 16))
-# In the second product each place is a row of its own, so k is 1 and the slot is the place; sentinels stay sentinels.
+# In the second product each place has a row of its own, so k is 1 and the slot is the place; sentinels stay sentinels.
 places = torch.arange(len(slots), dtype=torch.int32, device=device)
 own = torch.where(slots < tokens * k, places, len(slots)).int()
 result = best_combine(best_grouped_product(inner, down, own, tile_experts, 1, 16, 16), slots, weights)
@@ -1098,27 +1127,32 @@ print(f"{len(slots)} places for {tokens * k} choices, the largest error is {(res
 # %% [markdown]
 # ## Eight bits, and a sum in two levels · deeper
 #
-# Hopper multiplies numbers of 8 bits at twice the rate of 16. The format is *e4m3*: four bits of exponent, three of
-# mantissa, and nothing larger than 448. That is too little for a whole matrix, so numbers get *scales*. In DeepSeek-V3
-# each row of $x$ has a scale for every 128 numbers, and the weights have one for every block of 128 × 128:
+# Hopper multiplies numbers of 8 bits at twice the rate of 16. The format is *e4m3*: a sign, four bits of exponent,
+# three of mantissa, and nothing larger than 448. Such a range is too small for a whole matrix. So a group of numbers
+# shares a *scale*, and each number is stored as its *code*: the number divided by the scale, rounded to e4m3. In
+# DeepSeek-V3 each row of $x$ has a scale for every 128 numbers, and the weights have one for every block of 128 × 128.
+# A product then adds up its blocks of 128 numbers:
 #
 # $$\text{out} = \sum_{\text{blocks}} s_x \cdot s_w \cdot (\text{codes of } x) \cdot (\text{codes of } w)^\top$$
 #
-# A scale is the same for all 128 products of a block. So multiply the *sum* of the block by it, once, and not the
-# numbers: a scaled number would have to be rounded to 8 bits again.
+# The scales are the same for all 128 products of a block. So you multiply the *sum* of the block by them, once. If you
+# multiplied the codes instead, they would have to be rounded to 8 bits again.
 #
 # For example, take a block whose largest number is 896. Its scale is 896 / 448 = 2. The number 100 becomes 50, which
-# e4m3 does not have: between 32 and 64 it has every fourth number. So 50 becomes 48 or 52. Both are as near, and the
-# even one wins: 48. Restored that is 96, an error of 4 %. If the block also held 100,000, its scale would be 223, and a
-# 1 would become 0.0045. Down there e4m3 has only the multiples of 0.00195, so it becomes 0.0039. Restored that is 0.87,
-# an error of 13 %. That is why there is a scale for every 128 numbers: an outlier spoils its own block alone.
+# e4m3 does not have, because between 32 and 64 it has only every fourth number. 48 and 52 are equally near, and the one
+# with an even mantissa is taken: 48. Multiplied by the scale that is 96, an error of 4 %.
 #
-# **The adder.** A tensor core adds what it multiplies, and its registers are float32. But its adder is not. DeepSeek
-# found that of each product Hopper keeps the 14 highest bits, aligned to the largest of 32 products, and cuts off the
-# others ([DeepGEMM#37](https://github.com/deepseek-ai/DeepGEMM/issues/37)). Others put numbers with more bits into the
-# registers, and got them back with 13 bits of mantissa
-# ([SageAttention#287](https://github.com/thu-ml/SageAttention/issues/287)). Cutting is not rounding: it always makes a
-# number smaller. So the errors of positive products have one sign, and add up instead of cancelling.
+# Now suppose that the block also holds 100,000. Then its scale is 223, and a 1 becomes 0.0045. Down there e4m3 has only
+# the multiples of 0.00195, so the code is 0.0039. Multiplied by the scale that is 0.87, an error of 13 %. That is why
+# there is a scale for every 128 numbers: an outlier harms only its own block.
+#
+# **The adder.** A tensor core adds what it multiplies. Its registers are float32, but its adder is narrower. DeepSeek
+# found that Hopper aligns each product to the largest of 32 products, keeps the 14 highest bits and cuts off the others
+# ([DeepGEMM#37](https://github.com/deepseek-ai/DeepGEMM/issues/37)). Others found much the same in another way. They
+# put numbers with more bits into the registers, added products of zeros, and got the numbers back with 13 bits of
+# mantissa ([SageAttention#287](https://github.com/thu-ml/SageAttention/issues/287)). Cutting is not rounding: it always
+# makes a number smaller. So if all products are positive, all errors have the same sign, and they add up instead of
+# cancelling.
 #
 # The cell below adds $K$ products of positive numbers with a model of this adder,
 # `course_lib.hardware.tensor_core_model.tensor_core`. It does so in two ways. A *running total* stays in the tensor
@@ -1154,17 +1188,18 @@ for length in (1024, 4096, 16_384):
 measured("18 error of the running total, 16,384 products", 100 * relative_error(running, a, b), "%")
 
 # %% [markdown]
-# The running total is off by 1 %. Is that much, when each number was rounded to 3 bits of mantissa before? It is,
-# because the rounding of the numbers has either sign and cancels in a long sum, and the adder's does not. With two
-# levels the error is 0.01 %, however long the sum is, because the tensor core never adds more than 128 products.
+# The running total is off by 1 %. That may seem little, because each number was rounded to 3 bits of mantissa before.
+# But those errors have either sign, so in a long sum of positive numbers they cancel, and the adder's errors do not.
+# With two levels the error is 0.01 %, however long the sum is, because the tensor core never adds more than 128
+# products.
 #
-# The scales cost nothing extra here. The block's sum leaves the tensor core anyway, and on its way into the float32
-# total it is multiplied by $s_x \cdot s_w$.
+# The scales cost little here. The sum of a block leaves the tensor core anyway, and on its way into the float32 total
+# it is multiplied by $s_x \cdot s_w$.
 
 # %%
 # Exercise 18.8 · FP8 with scales: a sum in two levels
 def to_blocks(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eight bits for each number, and a scale for each 128 numbers of a row.
+    """Numbers as codes of 8 bits, with a scale for each 128 numbers of a row.
 
     x: float32, float16 or bfloat16 [rows, inner], at least 1 of each. Finite numbers; the largest of a block is 0, or
         between 1e-20 and 1e20 in size.
@@ -1191,7 +1226,8 @@ def scaled_product(
 
     x: float8_e4m3fn [rows, inner]. weight: float8_e4m3fn [outer, inner]. All sizes at least 1.
     x_scales: float32 [rows, blocks], positive, one for each 128 columns of a row, as `to_blocks` makes them.
-    weight_scales: float32 [outer / 128, blocks], positive, the first rounded up: one for each 128 rows and 128 columns.
+    weight_scales: float32 [outer / 128, blocks], positive, with outer / 128 rounded up: one for each 128 rows and 128
+        columns.
     tensor_core: a function. tensor_core(a, b, sums) returns sums + a · bᵀ, float32 [rows, outer], with the few bits of
         an FP8 tensor core. a is float8_e4m3fn [rows, n], b float8_e4m3fn [outer, n], with n from 1 to 128, and sums
         float32 [rows, outer] or None for zeros. All products of x and weight are made by it.
@@ -1215,8 +1251,9 @@ def scaled_product(
 best_to_blocks, best_scaled_product = check("18.8", to_blocks, scaled_product).best
 
 # %% [markdown]
-# Take the whole way once: numbers to blocks, the product, and the error against float64. Most of it now comes from the
-# rounding to three bits of mantissa, and not from the adder.
+# The next cell goes the whole way once, from numbers to blocks to the product, with random numbers of both signs. It
+# prints two errors relative to float64. Rounding the numbers to three bits of mantissa costs about 4 %, and the adder
+# adds only 0.01 %.
 
 # %%
 generator = torch.Generator().manual_seed(2)
@@ -1234,11 +1271,14 @@ print(f"error that the adder adds    {(out - restored).norm() / exact.norm():.1e
 # %% [markdown]
 # ## When experts lose
 #
-# A mixture of experts needs the FLOPs of $k$ experts and the memory of all. That is a good bargain when many tokens
-# share the weights that were read, and a bad one in between. Take Qwen3-30B's layer: 128 experts of 2,048 × 768 with
-# gate, up and down, $k = 8$. In 16 bits all experts of a layer are 1.2 GB. One token reads 8 of 128 of that. The next
-# cell computes how many experts a batch of random tokens meets, and how many bytes of weights a token costs.
-# **Predict** how many of the 128 experts 32 tokens meet.
+# A mixture of experts needs the FLOPs of $k$ experts and the memory of all. With one token a layer reads only the
+# weights of $k$ experts. With thousands of tokens it reads all weights, and many tokens share them. In between it reads
+# nearly all weights for few tokens.
+#
+# Take a layer of Qwen3-30B: 128 experts with $k = 8$, each with a gate, an up and a down matrix of 2,048 × 768. In 16
+# bits all experts of the layer have 1.2 GB, and one token reads 75 MB of that. The next cell computes how many experts
+# a batch of random tokens uses, and how many bytes of weights a token costs. **Predict** how many of the 128 experts
+# are used by at least one of 32 tokens.
 
 # %%
 predict("18 experts that 32 tokens meet", ..., "experts")
@@ -1255,23 +1295,28 @@ for batch in (1, 8, 32, 128, 1024, 8192):
         measured("18 experts that 32 tokens meet", met, "experts")
 
 # %% [markdown]
-# With 32 tokens nearly all experts are at work already, and the layer reads nearly all its weights to give each expert
-# two tokens. Only with thousands of tokens does an expert get the 200 rows that it needs to be limited by the tensor
-# cores. A dense layer with the same active numbers reads a sixteenth of these weights in every case. So experts win in
-# training and in large batches; in small batches they cost bandwidth. Quality is what is bought with it.
+# With 32 tokens nearly all experts are at work already. The layer reads 1.05 GB of weights, and each expert uses them
+# for about two tokens. To be limited by the tensor cores, an expert needs about 200 rows. It gets these only from 3,200
+# tokens on (200 · 128 / 8). A dense layer with the same *active* numbers, those that one token uses, reads 75 MB in
+# every case.
 #
-# A related trap is 2:4 sparsity. Of every four weights two are kept, and two bits say where each of them stood. In 16
-# bits that is $2 \cdot 16 + 2 \cdot 2 = 36$ bits instead of 64, or 56 % of the bytes, and the tensor cores skip the
-# zeros at twice their dense rate. Yet in the table of PyTorch's own tutorial such products ran at 0.40 to 0.95 times
-# the dense speed on an H100 ([tutorials#3236](https://github.com/pytorch/tutorials/issues/3236)). Half the FLOPs are no
-# gain where something else is waited for.
+# So experts pay in training and in large batches. In small batches they cost bandwidth. What a model gets for it is
+# quality, because it has 16 times as many numbers to learn with.
+#
+# A related trap is *2:4 sparsity*: of every four weights only two are kept, and the others are 0. Two bits say where
+# each of the two stood. In 16 bits that is $2 \cdot 16 + 2 \cdot 2 = 36$ bits instead of 64, or 56 % of the bytes, and
+# the tensor cores skip the zeros at twice their dense rate. Yet in the table of PyTorch's own tutorial such products
+# ran at 0.40 to 0.95 times the dense speed on an H100
+# ([tutorials#3236](https://github.com/pytorch/tutorials/issues/3236)). Half the FLOPs gain nothing if they are not what
+# the time goes to.
 
 # %% [markdown]
 # ## Finale: a model whose experts are yours
 #
-# Chapter 05's small model was trained once more, now with a mixture of experts in each of its four layers: 8 experts of
-# 32 hidden numbers, of which each byte meets 2. It runs on your functions here: your router, your arrangement, your
-# grouped product and your sum. Where an exercise is not solved yet, the course's answer stands in.
+# Chapter 05's small model, whose tokens are bytes, was trained once more. Each of its four layers now has a mixture of
+# experts: 8 experts of 32 hidden numbers, of which each byte uses 2. Here it runs on your functions: your router, your
+# arrangement, your grouped product and your sum. If you have not solved an exercise yet, the course's answer stands in.
+# The next cell compares the text with that of the reference.
 
 # %%
 import dataclasses
@@ -1286,7 +1331,7 @@ places_used = []
 
 
 def your_experts(x, gate_up, down, experts, weights):
-    """What the decoder calls for the experts' block of x [rows, width]; experts, weights: of the model's router."""
+    """The decoder calls this for the experts of x [rows, width]; experts and weights come from the model's router."""
     rows, k = experts.shape
     slots, tile_experts = best_arrange(experts, len(gate_up), 16)
     gate, up = best_grouped_product(x, gate_up, slots, tile_experts, k, 64, 32).chunk(2, dim=1)
@@ -1308,13 +1353,14 @@ print("the same text as with the reference:", text == complete(reference, prompt
 print(f"places over choices: {places_used[0]:.2f} for the prompt, {places_used[-1]:.0f} for one byte")
 
 # %% [markdown]
-# One byte at a time is where experts are least efficient: each of the two chosen gets a tile of 16 rows for a single
-# row, so 15 of 16 rows are computed for nobody. That costs nothing here, because the time goes to reading weights.
+# One byte at a time is where experts are least efficient. Each of the two chosen experts gets a tile of 16 rows for a
+# single row, so 15 of 16 rows are computed for nothing. That costs a GPU hardly any time, because with one byte the
+# time goes to reading weights.
 #
-# Did the experts make the model better? On the last tenth of the book, which no model has read, the loss is 1.88 nats a
-# byte with seed 0. A dense model with the same *active* numbers, 64 hidden ones instead of 192, has 1.89, and the dense
-# model that is three times as wide has 1.88. Other seeds move each of them by 0.03. So on 28 kB of text nothing is
-# proven. What large models gain from experts shows only with far more data than a small model can learn from.
+# Did the experts make the model better? On the last tenth of the book, on which no model was trained, the loss is 1.88
+# nats a byte with seed 0. A dense model with the same *active* numbers, 64 hidden ones instead of 192, has 1.89, and
+# the dense model with 192 has 1.88. Other seeds move each of them by 0.03. So on 28 kB of text nothing is proven. What
+# large models gain from experts shows only with far more data than a small model can learn from.
 
 # %% [markdown]
 # ## The chapter's kernels at a glance
@@ -1364,7 +1410,7 @@ tiles = (4096 // 128) ** 2
 self_check(
     f"{tiles:,} tiles in {math.ceil(tiles / 132)} rounds: {tiles / 132:.2f}, and the last round is not full.",
     f"{format_bytes(2 * 4096**3 * (1 / 128 + 1 / 128))}: each of the {tiles:,} programs loads 256 rows of 8,192 bytes.",
-    "Which FLOPs were counted. The peak in 16 bits is 989, so probably every expert for every row.",
+    "Which FLOPs were counted. The peak in 16 bits is 989, so probably each row was counted for every expert.",
     "The softmax of one number is 1, whatever the number is, so its gradient is 0.",
 )
 
@@ -1374,19 +1420,20 @@ self_check(
 # All sources were read in November 2026.
 #
 # - **CUTLASS** has the same ladder in C++ templates: [persistent kernels whose warps have
-#   roles](https://github.com/NVIDIA/cutlass/blob/main/media/docs/cpp/efficient_gemm.md), and two ways to arrange them,
-#   *cooperative* and *ping-pong*.
-# - **DeepGEMM** compiles FP8 products with block scales when they are first called, and adds each 128 numbers of
-#   `inner` in float32 ([deepgemm#37](https://github.com/deepseek-ai/DeepGEMM/issues/37)).
-# - **PyTorch** has `torch._grouped_mm` for ragged groups. **vLLM** and **SGLang** sort tokens by expert and choose the
-#   tile by their number, as you did.
+#   roles](https://github.com/NVIDIA/cutlass/blob/main/media/docs/cpp/efficient_gemm.md). There are two ways to arrange
+#   them. In *cooperative* kernels two groups of warps share a tile. In *ping-pong* kernels each group has a tile of its
+#   own, so that one group multiplies while the other stores.
+# - **DeepGEMM** compiles FP8 products with block scales when they are first called, and adds the sums of each 128
+#   numbers of `inner` in float32 ([DeepGEMM#50](https://github.com/deepseek-ai/DeepGEMM/issues/50)).
+# - **PyTorch** has `torch._grouped_mm` for groups of different sizes. **vLLM** and **SGLang** sort tokens by expert and
+#   choose the tile by the number of tokens, as you did.
 # - **torchtitan** balances its routers with the bias of 18.5
 #   ([torchtitan#1506](https://github.com/pytorch/torchtitan/pull/1506)).
-# - **DeepGEMM and Triton** were compared on thin experts: with each expert cut in eight, Triton's fused kernel took
-#   1.73 ms and DeepGEMM's 1.94 on an H100, in FP8 at a batch of 128; with whole experts they took 12.48 and 6.36
-#   ([vllm#13932](https://github.com/vllm-project/vllm/pull/13932)).
+# - **DeepGEMM and Triton** were compared in vLLM, in FP8 at a batch of 128 on an H100. With whole experts Triton's
+#   fused kernel took 12.48 ms and DeepGEMM 6.36. With each expert cut in eight they took 1.73 and 1.94 ms, so on thin
+#   experts Triton was faster ([vllm#13932](https://github.com/vllm-project/vllm/pull/13932)).
 #
-# **In this library.** `course_lib/kernels/products/` is the ladder, `course_lib/kernels/experts/` the experts with
+# **In this library.** `course_lib/kernels/products/` is the ladder. `course_lib/kernels/experts/` has the experts with
 # their gradients: `route`, `arrange`, `grouped_product`, `combine`, and `expert_mlp` as one operator of PyTorch.
 #
 # ## Papers
