@@ -50,7 +50,7 @@ def play_stream_k(functions, programs, tiles, steps, room, step_ticks, store_tic
     def known(action, who):
         shapes = {"multiply": 4, "leave": 1, "barrier": 1, "raise": 1, "wait": 2, "add": 2, "store": 2}
         good = isinstance(action, (tuple, list)) and len(action) > 0 and isinstance(action[0], str)
-        if not (good and shapes.get(action[0]) == len(action) and all(type(number) is int for number in action[1:])):
+        if not (good and shapes.get(action[0]) == len(action) and all(hasattr(n, "__index__") for n in action[1:])):
             raise ValueError(
                 f"the action {action!r} of program {who} does not exist; allowed are ('multiply', tile, begin, end), "
                 "('leave',), ('barrier',), ('raise',), ('wait', other), ('add', other) and ('store', tile), with whole "

@@ -125,8 +125,10 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake("hidden_not_halved", "The result has as many columns as the weight has rows. These are gate and up "
             "together, so hidden is weight.shape[0] // 2.", first=True,
-            when=lambda case, seen, got: isinstance(got, torch.Tensor) and got.shape[-1] == case.args[1].shape[0]),
-        Mistake("writes_outside", "A store reaches past the result. Mask it with row < rows and column < hidden.",
+            when=lambda case, seen, got: isinstance(got, torch.Tensor) and got.dim() == 2
+            and got.shape[1] == case.args[1].shape[0]),
+        Mistake("writes_outside", "A store reaches past the result. Either it lacks the mask, row < rows and column "
+            "< hidden, or it takes another distance between rows than hidden.",
             when=lambda case, seen, got: first_access("writes")(case, seen, got) and not seen.modified_inputs),
         Mistake("reads_outside", "A load reaches past a tensor. Mask the rows of x with row < rows, rows of the weight "
             "and biases with column < hidden, the residual with both, and products with k < inner.",

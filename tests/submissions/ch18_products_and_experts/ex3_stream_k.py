@@ -114,6 +114,20 @@ WRONG = {
 }  # fmt: skip
 
 UNUSUAL = {
+    "shares cut by NumPy": HEAD + """def program(number, programs, tiles, steps):
+    shares = np.array_split(np.arange(tiles * steps), programs)
+    for tile in np.unique(shares[number] // steps)[::-1]:
+        mine = shares[number][shares[number] // steps == tile] % steps
+        yield "multiply", tile, mine[0], mine[-1] + 1
+        if mine[-1] < steps - 1:
+            yield from (("leave",), ("barrier",), ("raise",))
+            continue
+        for other in range(number - 1, -1, -1):
+            if (shares[other] // steps == tile).any():
+                yield "wait", other
+                yield "add", other
+        yield "store", tile
+""",
     "from the first tile to the last, as a list": HEAD + FROM_THE_FIRST,
     "the others' parts first, own steps behind": HEAD + FROM_THE_FIRST.replace(
         '''        actions.append(("multiply", tile, step, end - tile * steps))
