@@ -83,8 +83,12 @@ measured("18 smallest square tile that the L2 can feed", 2 * FLOPS // BYTES, "ro
 # ## The ladder
 #
 # The next cell draws what the library's kernels reach. Each kernel has one idea more than the one above it, except for
-# the last two of ours. They are two ways to go on from *persistent*, one written in Triton and one in Gluon. All were
-# measured on one H200 in one run, in turns (`python -m course_lib bench large_products`).
+# the last two of ours. They are two ways to go on from *persistent*: one is written in Triton, and the other in Gluon,
+# a language one level below it. All were measured on one H200 in one run, in turns
+# (`python -m course_lib bench large_products`).
+#
+# The table below the picture names the ideas. In it, `x` is the first matrix and `weight` the second. `weight` is
+# stored transposed, so its rows belong to columns of the result.
 
 # %%
 from course_lib.figures.products.ladder import ON_AN_H200, draw_ladder
@@ -124,8 +128,8 @@ draw_ladder(ON_AN_H200, "8192 × 8192 × 8192 in bf16, on an H200")
 #
 # Many programs run at the same time, one on each multiprocessor. Programs in the same row of tiles load the same tile
 # of `x`, and programs in the same column load the same tile of `weight`. If they do so at about the same time, only the
-# first load reads memory, and the others find the tile in the L2 cache. So how much memory is
-# read depends on which tiles are computed *together*, and that follows from the order in which programs take the tiles.
+# first load reads memory, and the others find the tile in the L2 cache. So the tiles that are computed *together*
+# decide how many bytes are read from memory. Which ones these are follows from the order in which programs take them.
 #
 # Take a result of 9 × 9 tiles, an `inner` of nine blocks, and nine programs at a time. If the programs go row by row,
 # the first nine compute the first row of tiles. Together they read the 9 tiles of `x` in this row, one for each block,
