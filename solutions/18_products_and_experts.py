@@ -405,11 +405,11 @@ measured("18 registers of the persistent product", needed, "registers")
 # | 2 | 18 to 26 | the last two of 4, 5 whole, the first three of 6 |
 # | 3 | 27 to 35 | the last of 6, 7 and 8 whole |
 #
-# All four programs end at the same time, after 9 steps. Whole tiles would take 12. The price is paid at the borders.
-# Two programs share tile 2, so somebody has to add two parts. For this each program has a *slot* in a workspace, with
-# room for the sums of one tile, and a *flag*. A program that does not finish a tile leaves its sums in its slot and
-# raises its flag. One program is the *owner* of the tile. It waits for the flag, adds the slot to its own sums, and
-# stores the result.
+# All four programs end at the same time, after 9 steps. Whole tiles would take 12. The cost is in the shared tiles. Two
+# programs share tile 2, for example, so one of them has to add two parts. For this each program has a *slot* in a
+# workspace, with room for the sums of one tile, and a *flag*. A program that does not finish a tile leaves its sums in
+# its slot and raises its flag. One program is the *owner* of the tile. It waits for the flag, adds the slot to its own
+# sums, and stores the result.
 #
 # Who is the owner? In the [stream-K paper](https://arxiv.org/abs/2301.03598) it is the program with the tile's first
 # step. It waits for programs with higher numbers, and that is safe only if all programs run at once. Here a program may
@@ -688,8 +688,8 @@ measured("18 two kernels over one, a narrow MLP", mlp_seconds(2**20, 128, 512)[0
 # ## A router: which experts, and how much of each
 #
 # In a *mixture of experts* a layer has many MLPs instead of one. They are called *experts*, and a token goes through
-# only $k$ of them. Mixtral has 8 experts and $k = 2$, Qwen3-30B has 128 and $k = 8$, and DeepSeek-V3 has 256 and $k =
-# 8$. So the layer stores the weights of all experts, but a token costs only the FLOPs of $k$.
+# only $k$ of them. Mixtral has 8 experts and $k = 2$, Qwen3-30B has 128 and $k = 8$, and DeepSeek-V3 has 256 and
+# $k = 8$. So the layer stores the weights of all experts, but a token costs only the FLOPs of $k$.
 #
 # A small linear layer, the *router*, computes one number for each token and each expert. These numbers are called
 # *logits*. They decide two things: which $k$ experts the token goes to, and by which weights the results of these
@@ -701,8 +701,8 @@ measured("18 two kernels over one, a narrow MLP", mlp_seconds(2**20, 128, 512)[0
 # 2. **"renormalised"** (Mixtral, Qwen3). Divide them by their sum: 0.731 and 0.269. A softmax over the two chosen
 #    logits alone gives the same, because the sum over all experts cancels.
 # 3. **"sigmoid"** (DeepSeek-V3). Each expert is scored by itself: sigmoid gives 0.881, 0.731, 0.500 and 0.269. To each
-#    score a *bias* of that expert is added, and the two largest sums are chosen. (How the bias comes about you see
-#    below.) The weights come from the scores *without* the bias. With the biases 0, 0, 0.3 and 0 the sums are 0.881,
+#    score a *bias* of that expert is added, and the two largest sums are chosen. (You see below how this bias comes
+#    about.) The weights come from the scores *without* the bias. With the biases 0, 0, 0.3 and 0 the sums are 0.881,
 #    0.731, 0.800 and 0.269. So experts 0 and 2 are chosen. Their scores 0.881 and 0.500 are divided by their sum,
 #    1.381, which gives 0.638 and 0.362. DeepSeek-V3 multiplies these weights by a scale of 2.5.
 #
@@ -840,8 +840,8 @@ measured("18 tokens of the fullest expert over the mean, after 1,000 steps", flo
 
 # %% [markdown]
 # The variance of the load falls, and the mean of the bias stays at 0 up to rounding. The loads do not become equal,
-# because 512 tokens are few. Even if all experts were liked alike, an expert would get a token with a probability of
-# 1/8, and chance alone would make a variance of $512 \cdot 1/8 \cdot 7/8 = 56$. The rule comes close to that.
+# because 512 tokens are few. Even if no expert were preferred, each would get a token with a probability of 1/8, and
+# chance alone would make a variance of about $512 \cdot 1/8 \cdot 7/8 = 56$. The rule comes close to that.
 #
 # Note what the rule does *not* use: how far a load is from the mean. Only the sign counts, so one step with a strange
 # batch can do little harm.
@@ -867,7 +867,7 @@ measured("18 tokens of the fullest expert over the mean, after 1,000 steps", flo
 # | places | 0 … 3 | 4 … 7 | 8 … 11 |
 # | filled up | 1, 4, 6, 6 | 0, 2, 5, 6 | 3, 6, 6, 6 |
 #
-# In the exercise you return two lists. `slots` has the slot of each place: 1, 4, 6, 6, 0, 2, 5, 6, 3, 6, 6, 6.
+# In the exercise you return two tensors. `slots` has the slot of each place: 1, 4, 6, 6, 0, 2, 5, 6, 3, 6, 6, 6.
 # `tile_experts` has the expert of each tile: 0, 2, 3. Expert 1 has no token, so it has no tile. Only six of the twelve
 # places are real, so the kernel computes twice as many rows as it must.
 #
@@ -1429,8 +1429,8 @@ self_check(
 #   own, so that one group multiplies while the other stores.
 # - **DeepGEMM** compiles FP8 products with block scales when they are first called, and adds the sums of each 128
 #   numbers of `inner` in float32 ([DeepGEMM#50](https://github.com/deepseek-ai/DeepGEMM/issues/50)).
-# - **PyTorch** has `torch._grouped_mm` for groups of different sizes. **vLLM** and **SGLang** sort tokens by expert and
-#   choose the tile by the number of tokens, as you did.
+# - **PyTorch** has `torch._grouped_mm` for groups of different sizes. **vLLM** and **SGLang** sort tokens by expert,
+#   as you did, and choose the tile by the number of tokens.
 # - **torchtitan** balances its routers with the bias of 18.5
 #   ([torchtitan#1506](https://github.com/pytorch/torchtitan/pull/1506)).
 # - **DeepGEMM and Triton** were compared in vLLM, in FP8 at a batch of 128 on an H100. With whole experts Triton's
