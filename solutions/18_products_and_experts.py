@@ -453,7 +453,7 @@ def program(number: int, programs: int, tiles: int, steps: int):
     """
     # BEGIN SOLUTION
     def first_step(of):
-        """The first step of a program; that of the next one is where they end."""
+        """The first step of a program. Its steps end where those of the next program begin."""
         each, more = divmod(tiles * steps, programs)
         return of * each + min(of, more)
 
@@ -1081,7 +1081,8 @@ def grouped_product(
         16.
     Returns: [places, outer] of x's dtype. Place p has x[slots[p] // k] times weights[expert of p's tile]ᵀ, summed in
     float32 and rounded once. Where the place has the sentinel, anything may stand, and nothing of x is loaded for it.
-    Every tile of the result loads its rows of x and its expert's rows once. PyTorch computes and copies neither.
+    Every tile of the result loads its rows of x and its expert's rows once. Do not compute with
+    them in PyTorch, and do not copy them.
     """
     # BEGIN SOLUTION
     places, (_, outer, inner) = len(slots), weights.shape
@@ -1363,8 +1364,8 @@ print(f"places over choices: {places_used[0]:.2f} for the prompt, {places_used[-
 #
 # Did the experts make the model better? On the last tenth of the book, on which no model was trained, the loss is 1.88
 # nats a byte with seed 0. A dense model with the same *active* numbers, 64 hidden ones instead of 192, has 1.89, and
-# the dense model with 192 has 1.88. Other seeds move each of them by 0.03. So on 28 kB of text nothing is proven. What
-# large models gain from experts shows only with far more data than a small model can learn from.
+# the dense model with 192 has 1.88. Other seeds move each of them by up to 0.04. So on 28 kB of text nothing is proven.
+# What large models gain from experts shows only with far more data than a small model can learn from.
 
 # %% [markdown]
 # ## The chapter's kernels at a glance
