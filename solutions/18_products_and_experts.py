@@ -83,8 +83,12 @@ measured("18 smallest square tile that the L2 can feed", 2 * FLOPS // BYTES, "ro
 # ## The ladder
 #
 # The next cell draws what the library's kernels reach. Each kernel has one idea more than the one above it, except for
-# the last two of ours. They are two ways to go on from *persistent*, one written in Triton and one in Gluon. All were
-# measured on one H200 in one run, in turns (`python -m course_lib bench large_products`).
+# the last two of ours. They are two ways to go on from *persistent*: one is written in Triton, and the other in Gluon,
+# a language one level below it. All were measured on one H200 in one run, in turns
+# (`python -m course_lib bench large_products`).
+#
+# The table below the picture names the ideas. In it, `x` is the first matrix and `weight` the second. `weight` is
+# stored transposed, so its rows belong to columns of the result.
 
 # %%
 from course_lib.figures.products.ladder import ON_AN_H200, draw_ladder
@@ -124,8 +128,8 @@ draw_ladder(ON_AN_H200, "8192 × 8192 × 8192 in bf16, on an H200")
 #
 # Many programs run at the same time, one on each multiprocessor. Programs in the same row of tiles load the same tile
 # of `x`, and programs in the same column load the same tile of `weight`. If they do so at about the same time, only the
-# first load reads memory, and the others find the tile in the L2 cache. So how much memory is
-# read depends on which tiles are computed *together*, and that follows from the order in which programs take the tiles.
+# first load reads memory, and the others find the tile in the L2 cache. So the tiles that are computed *together*
+# decide how many bytes are read from memory. Which ones these are follows from the order in which programs take them.
 #
 # Take a result of 9 × 9 tiles, an `inner` of nine blocks, and nine programs at a time. If the programs go row by row,
 # the first nine compute the first row of tiles. Together they read the 9 tiles of `x` in this row, one for each block,
@@ -401,11 +405,11 @@ measured("18 registers of the persistent product", needed, "registers")
 # | 2 | 18 to 26 | the last two of 4, 5 whole, the first three of 6 |
 # | 3 | 27 to 35 | the last of 6, 7 and 8 whole |
 #
-# All four programs end at the same time, after 9 steps. Whole tiles would take 12. The price is paid at the borders.
-# Two programs share tile 2, so somebody has to add two parts. For this each program has a *slot* in a workspace, with
-# room for the sums of one tile, and a *flag*. A program that does not finish a tile leaves its sums in its slot and
-# raises its flag. One program is the *owner* of the tile. It waits for the flag, adds the slot to its own sums, and
-# stores the result.
+# All four programs end at the same time, after 9 steps. Whole tiles would take 12. The cost is in the shared tiles. Two
+# programs share tile 2, for example, so one of them has to add two parts. For this each program has a *slot* in a
+# workspace, with room for the sums of one tile, and a *flag*. A program that does not finish a tile leaves its sums in
+# its slot and raises its flag. One program is the *owner* of the tile. It waits for the flag, adds the slot to its own
+# sums, and stores the result.
 #
 # Who is the owner? In the [stream-K paper](https://arxiv.org/abs/2301.03598) it is the program with the tile's first
 # step. It waits for programs with higher numbers, and that is safe only if all programs run at once. Here a program may
@@ -449,7 +453,7 @@ def program(number: int, programs: int, tiles: int, steps: int):
     """
     # BEGIN SOLUTION
     def first_step(of):
-        """The first step of a program; that of the next one is where they end."""
+        """The first step of a program. Its steps end where those of the next program begin."""
         each, more = divmod(tiles * steps, programs)
         return of * each + min(of, more)
 
@@ -684,8 +688,8 @@ measured("18 two kernels over one, a narrow MLP", mlp_seconds(2**20, 128, 512)[0
 # ## A router: which experts, and how much of each
 #
 # In a *mixture of experts* a layer has many MLPs instead of one. They are called *experts*, and a token goes through
-# only $k$ of them. Mixtral has 8 experts and $k = 2$, Qwen3-30B has 128 and $k = 8$, and DeepSeek-V3 has 256 and $k =
-# 8$. So the layer stores the weights of all experts, but a token costs only the FLOPs of $k$.
+# only $k$ of them. Mixtral has 8 experts and $k = 2$, Qwen3-30B has 128 and $k = 8$, and DeepSeek-V3 has 256 and
+# $k = 8$. So the layer stores the weights of all experts, but a token costs only the FLOPs of $k$.
 #
 # A small linear layer, the *router*, computes one number for each token and each expert. These numbers are called
 # *logits*. They decide two things: which $k$ experts the token goes to, and by which weights the results of these
@@ -697,8 +701,8 @@ measured("18 two kernels over one, a narrow MLP", mlp_seconds(2**20, 128, 512)[0
 # 2. **"renormalised"** (Mixtral, Qwen3). Divide them by their sum: 0.731 and 0.269. A softmax over the two chosen
 #    logits alone gives the same, because the sum over all experts cancels.
 # 3. **"sigmoid"** (DeepSeek-V3). Each expert is scored by itself: sigmoid gives 0.881, 0.731, 0.500 and 0.269. To each
-#    score a *bias* of that expert is added, and the two largest sums are chosen. (How the bias comes about you see
-#    below.) The weights come from the scores *without* the bias. With the biases 0, 0, 0.3 and 0 the sums are 0.881,
+#    score a *bias* of that expert is added, and the two largest sums are chosen. (You see below how this bias comes
+#    about.) The weights come from the scores *without* the bias. With the biases 0, 0, 0.3 and 0 the sums are 0.881,
 #    0.731, 0.800 and 0.269. So experts 0 and 2 are chosen. Their scores 0.881 and 0.500 are divided by their sum,
 #    1.381, which gives 0.638 and 0.362. DeepSeek-V3 multiplies these weights by a scale of 2.5.
 #
@@ -836,8 +840,8 @@ measured("18 tokens of the fullest expert over the mean, after 1,000 steps", flo
 
 # %% [markdown]
 # The variance of the load falls, and the mean of the bias stays at 0 up to rounding. The loads do not become equal,
-# because 512 tokens are few. Even if all experts were liked alike, an expert would get a token with a probability of
-# 1/8, and chance alone would make a variance of $512 \cdot 1/8 \cdot 7/8 = 56$. The rule comes close to that.
+# because 512 tokens are few. Even if no expert were preferred, each would get a token with a probability of 1/8, and
+# chance alone would make a variance of about $512 \cdot 1/8 \cdot 7/8 = 56$. The rule comes close to that.
 #
 # Note what the rule does *not* use: how far a load is from the mean. Only the sign counts, so one step with a strange
 # batch can do little harm.
@@ -863,7 +867,7 @@ measured("18 tokens of the fullest expert over the mean, after 1,000 steps", flo
 # | places | 0 … 3 | 4 … 7 | 8 … 11 |
 # | filled up | 1, 4, 6, 6 | 0, 2, 5, 6 | 3, 6, 6, 6 |
 #
-# In the exercise you return two lists. `slots` has the slot of each place: 1, 4, 6, 6, 0, 2, 5, 6, 3, 6, 6, 6.
+# In the exercise you return two tensors. `slots` has the slot of each place: 1, 4, 6, 6, 0, 2, 5, 6, 3, 6, 6, 6.
 # `tile_experts` has the expert of each tile: 0, 2, 3. Expert 1 has no token, so it has no tile. Only six of the twelve
 # places are real, so the kernel computes twice as many rows as it must.
 #
@@ -1077,7 +1081,8 @@ def grouped_product(
         16.
     Returns: [places, outer] of x's dtype. Place p has x[slots[p] // k] times weights[expert of p's tile]ᵀ, summed in
     float32 and rounded once. Where the place has the sentinel, anything may stand, and nothing of x is loaded for it.
-    Every tile of the result loads its rows of x and its expert's rows once. PyTorch computes and copies neither.
+    Every tile of the result loads its rows of x and its expert's rows once. Do not compute with
+    them in PyTorch, and do not copy them.
     """
     # BEGIN SOLUTION
     places, (_, outer, inner) = len(slots), weights.shape
@@ -1359,8 +1364,8 @@ print(f"places over choices: {places_used[0]:.2f} for the prompt, {places_used[-
 #
 # Did the experts make the model better? On the last tenth of the book, on which no model was trained, the loss is 1.88
 # nats a byte with seed 0. A dense model with the same *active* numbers, 64 hidden ones instead of 192, has 1.89, and
-# the dense model with 192 has 1.88. Other seeds move each of them by 0.03. So on 28 kB of text nothing is proven. What
-# large models gain from experts shows only with far more data than a small model can learn from.
+# the dense model with 192 has 1.88. Other seeds move each of them by up to 0.04. So on 28 kB of text nothing is proven.
+# What large models gain from experts shows only with far more data than a small model can learn from.
 
 # %% [markdown]
 # ## The chapter's kernels at a glance
@@ -1425,8 +1430,8 @@ self_check(
 #   own, so that one group multiplies while the other stores.
 # - **DeepGEMM** compiles FP8 products with block scales when they are first called, and adds the sums of each 128
 #   numbers of `inner` in float32 ([DeepGEMM#50](https://github.com/deepseek-ai/DeepGEMM/issues/50)).
-# - **PyTorch** has `torch._grouped_mm` for groups of different sizes. **vLLM** and **SGLang** sort tokens by expert and
-#   choose the tile by the number of tokens, as you did.
+# - **PyTorch** has `torch._grouped_mm` for groups of different sizes. **vLLM** and **SGLang** sort tokens by expert,
+#   as you did, and choose the tile by the number of tokens.
 # - **torchtitan** balances its routers with the bias of 18.5
 #   ([torchtitan#1506](https://github.com/pytorch/torchtitan/pull/1506)).
 # - **DeepGEMM and Triton** were compared in vLLM, in FP8 at a batch of 128 on an H100. With whole experts Triton's

@@ -72,10 +72,10 @@ IN_BALANCE = (
         mean_rounded=(DIFFERENCE, "load.mean().floor() - load"),
         mean_rounded__up=(DIFFERENCE, "load.mean().round() - load"),
         mean_rounded__ceil=(DIFFERENCE, "load.mean().ceil() - load")),
-    *edits("An expert whose load equals the mean was moved. It keeps its bias, up to the common shift.",
+    *edits("An expert whose load equals the mean was moved. It keeps its bias, until the mean is subtracted.",
         equal_moved=("difference.sign()", "torch.where(difference > 0, 1.0, -1.0)"),
         equal_moved__up=("difference.sign()", "torch.where(difference >= 0, 1.0, -1.0)")),
-    *edits("Only experts on one side of the mean were moved.",
+    *edits("Only experts on one side of the mean were moved. Move those below it up and those above it down.",
         one_side=("difference.sign()", "difference.sign().clamp(min=0)"),
         one_side__down=("difference.sign()", "difference.sign().clamp(max=0)")),
     *edits("The loads were rounded to float32, which holds whole numbers up to 2²⁴ alone. Compare exact numbers, or "
@@ -83,7 +83,8 @@ IN_BALANCE = (
         loads_rounded__mean=(DIFFERENCE, "load.float().mean() - load")),
     *edits("The loads went through int32, which ends at 2³¹ - 1.", loads_wrap=("load.double()", "load.int().double()")),
     *edits("The old bias is lost. The step is added to it.", bias_replaced=("bias + rate", "rate")),
-    *edits("The rate is missing, or counts twice.", rate_wrong=("rate * difference", "1 * difference"),
+    *edits("The rate is missing, or counts twice. The step is rate · sign.",
+        rate_wrong=("rate * difference", "1 * difference"),
         rate_wrong__twice=("rate * difference", "2 * rate * difference"),
         rate_wrong__squared=("rate * difference", "rate * rate * difference")),
 )  # fmt: skip

@@ -164,14 +164,14 @@ EXERCISE = Exercise(
         Mistake("not_whole_numbers", "The result is not two whole numbers. `/` gives a float even where nothing is "
             "left over: use `//`. Return two numbers, and neither a list of tiles nor their sum.", first=True,
             when=lambda case, seen, got: seen.error is not None and "two whole numbers" in seen.error.text),
-        Mistake("height_0", "A division by 0: for some program the height of the strip came out as 0. Then either the "
-            "height is wrong, as row_tiles % strip is where the strips divide the row tiles, or the strip's first row "
-            "tile is row_tiles, where the result has ended.",
+        Mistake("height_0", "A division by 0: for some program the height of the strip came out as 0. Either the "
+            "height is wrong (row_tiles % strip is 0 if strip divides row_tiles), or the strip begins at row_tiles, "
+            "one row tile behind the last.",
             when=lambda case, seen, got: isinstance(got, dict) and "a division by 0" in got.values()),
     ),
     hints=(
-        "Draw 5 × 3 tiles with strips of 2, and write the numbers into them. Where does the third strip begin, and how "
-        "do its numbers go on?",
+        "Draw 5 × 3 tiles with strips of 2, and write the program's number into each. Where does the third strip "
+        "begin, and how do its numbers go on?",
         "A whole strip has strip · column_tiles tiles. So number // (strip · column_tiles) is the strip, and number % "
         "(strip · column_tiles) is the place in it, counted from the strip's first tile.",
         "The strip's first row tile is its number times strip. Its height is min(strip, row_tiles - first row tile).",

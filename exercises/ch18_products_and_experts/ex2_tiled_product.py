@@ -139,8 +139,8 @@ class OneProgramATile(Requirement):
         if not seen.launches or seen.largest_grid >= tiles:
             return None
         return (
-            f"{seen.largest_grid} programs were launched, and there are {tiles} tiles of {block_m} × {block_n}. Each "
-            "is the work of one program: use the blocks that the caller gives."
+            f"{seen.largest_grid} programs were launched, but there are {tiles} tiles of {block_m} × {block_n}. Launch "
+            "one program for each tile, with the blocks that the caller gives."
         )
 
 

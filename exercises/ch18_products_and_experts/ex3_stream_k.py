@@ -113,15 +113,16 @@ CHANGES = (
         raised_before_leaving__and_multiplying=(LEAVE, "pass", BARRIER, RAISE, RAISE, f"{LEAVE}\n{BARRIER}")),
     *edits("A program leaves its sums and never raises its flag, so the owner waits forever.",
         never_raised=(RAISE, "pass")),
-    *edits("The sums were never left: the flag goes up, and the slot still holds poison.", never_left=(LEAVE, "pass")),
+    *edits("The flag is raised, but the sums were never left: the slot still holds poison.",
+        never_left=(LEAVE, "pass")),
     *edits("The owner adds a slot without waiting for its flag. The program before may not have stored yet, however "
         "early it began.",
         not_waited=(WAIT, "pass"), not_waited__added_first=(WAIT, ADD, ADD, WAIT)),
     *edits("The owner stores its own sums alone: the parts that other programs have left are never added.",
         not_added=(ADD, "pass")),
     *edits("A part is added twice.", added_twice=(ADD, f"{ADD}\n{ADD}")),
-    *edits("Only the program directly before was asked for its part. A tile may be shared by three programs or more: "
-        "go on until the tile's first step is reached.",
+    *edits("Only the part of the program directly before was added. Three programs or more may share a tile: go on "
+        "until the tile's first step is reached.",
         middle_parts_forgotten=(BEFORE, "if start > first"),
         middle_parts_forgotten__the_first_alone=("other = other - 1", "other = other - 1\n"
         "while first_step(other, programs, tiles, steps) > first:\n    other -= 1")),
@@ -173,7 +174,7 @@ CHANGES = (
     *edits("`multiply` takes steps counted from the tile's first one, and was given numbers counted over all tiles.",
         steps_of_all_tiles=("start - first, stop - first", "start, stop"),
         steps_of_all_tiles__modulo=("start - first, stop - first", "start % steps, stop % steps")),
-    *edits("The last step that is named was taken to be done too. `multiply` does the steps begin … end - 1.",
+    *edits("The end was taken for the last step. `multiply` does the steps begin … end - 1, and `end` is not done.",
         end_included=("stop - first)", "stop - first - 1)")),
     *edits("All of a tile's steps are done by each program that shares it. Cut them to the program's own.",
         whole_tile_each=("start - first, stop - first", "0, steps"),
@@ -181,8 +182,8 @@ CHANGES = (
         whole_tile_each__from_0=("start - first, stop - first", "0, stop - first")),
     *edits("Only the last tile of a program's share is worked on.",
         one_tile_alone=("reversed(own)", "own[-1:]"), one_tile_alone__the_first=("reversed(own)", "own[:1]")),
-    *edits("The owner waits for programs in the order of the tile, but the wrong ones: the parts of a tile are those "
-        "of the programs directly before its owner.",
+    *edits("The owner waits for the wrong programs. The other parts of its tile come from the programs directly "
+        "before it.",
         wrong_program=("other = number\n", "other = number + 2\n"),
         wrong_program__after=("other = other - 1", "other = other + 1")),
 )  # fmt: skip
@@ -227,7 +228,7 @@ EXERCISE = Exercise(
         "steps), and then end = start. `multiply` takes start and end minus tile · steps.",
         "If end is the end of the tile, you own it. Otherwise leave, barrier, raise. So a program leaves at most one "
         "part, and before it does anything else.",
-        "The owner's own part begins at start. While start > tile · steps, the program before did what precedes: other "
-        "-= 1, wait, add, start = the first step of other. Then store.",
+        "The owner's own part begins at start. While start > tile · steps, the steps before it belong to the program "
+        "before: other -= 1, wait, add, start = the first step of other. Then store.",
     ),
 )  # fmt: skip

@@ -137,8 +137,8 @@ EXERCISE = Exercise(
         Mistake("fails_on_a_shorter_block", "It fails where inner is no multiple of 128. Fill the row up with zeros, "
         "or "
             "let the last block be shorter.", when=fails_on_a_shorter_block),
-        Mistake("another_format", "The codes are not float8_e4m3fn.", first=True,
-            when=lambda case, seen, got: isinstance(got, dict) and got["dtype"] != "torch.float8_e4m3fn"),
+        Mistake("another_format", "The codes are not float8_e4m3fn. Cast them with .to(torch.float8_e4m3fn).",
+            first=True, when=lambda case, seen, got: isinstance(got, dict) and got["dtype"] != "torch.float8_e4m3fn"),
     ),
     hints=(
         "to_blocks: fill each row up with zeros to a multiple of 128, and view it as [rows, blocks, 128]. Then the "

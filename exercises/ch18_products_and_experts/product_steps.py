@@ -119,7 +119,7 @@ LOOP = (
         inner_not_masked__the_block=("& (k < inner)", "& (k - start < inner)")),
     *edits("Masked places were loaded as another number than 0, so each counts in the sums.",
         filled_with_1=("x_mask, 0.0", "x_mask, 1.0", "weight_mask, 0.0", "weight_mask, 1.0")),
-    *edits("The last number of inner is masked away: k < inner keeps the positions 0 … inner - 1.",
+    *edits("The last number of inner is masked. The mask k < inner keeps the positions 0 … inner - 1.",
         last_number_lost=("& (k < inner)", "& (k < inner - 1)"),
         last_number_lost__x=(X_MASK, "x_mask = (row < rows)[..., None] & (k < inner - 1)"),
         last_number_lost__weight=(WEIGHT_MASK, "weight_mask = (column < columns)[..., None] & (k < inner - 1)")),
@@ -136,8 +136,8 @@ LOOP = (
         sums_in_16_bits__products=("left.float() @ right.float().mT",
         "(left.float() @ right.float().mT).to(x.dtype).float()"),
         sums_in_16_bits__always=(ADDED, f"({ADDED}).half().float()")),
-    *edits("The tile of weight was reshaped and not turned: reshape keeps the order in memory. Use tl.trans, or load "
-        "it as [BLOCK_K, BLOCK_N].",
+    *edits("The tile of weight was reshaped instead of transposed: reshape keeps the order of the numbers. Use "
+        "tl.trans, or load the tile as [BLOCK_K, BLOCK_N].",
         reshaped=("right.float().mT", "right.float().reshape(*right.shape[:-2], right.shape[-1], right.shape[-2])")),
     *edits("Each product counts twice: tl.dot adds to the sums that it is given, so do not add them once more.",
         added_twice=(ADDED, "sums + 2.0 * (left.float() @ right.float().mT)"),

@@ -122,8 +122,8 @@ IN_ROUTE = (
         shared_where_0__one=(DIVIDED, "torch.where(total > 0, scale * weights / divisor, 1 / k)"),
         shared_where_0__1=(DIVIDED, "torch.where(total > 0, scale * weights / divisor, 1.0)"),
         shared_where_0__scale=(DIVIDED, "torch.where(total > 0, scale * weights / divisor, scale)")),
-    *edits("A small number was added to the sum, or is the least that it may be. Sigmoids may be smaller than that, as "
-        "e⁻⁶⁰ is. Divide by the sum itself, and take care of a sum of 0 alone.",
+    *edits("A small number was added to the sum of the sigmoids, or is the smallest that the sum may be. But sigmoids "
+        "may be smaller: that of -60 is e⁻⁶⁰. Divide by the sum itself, and treat only a sum of 0 in another way.",
         **{f"sum_with_a_floor__{small}": (GUARD, f"total + {small}") for small in ("1e-20", "1e-9", "1e-6")},
         **{f"sum_with_a_floor__at_{small}": (GUARD, f"total.clamp(min={small})") for small in ("1e-20", "1e-12",
         "1e-9", "1e-6")}),

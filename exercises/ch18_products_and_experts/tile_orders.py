@@ -58,7 +58,7 @@ ORDER = (
     *edits("The strip is ignored: tiles are taken column by column.",
         strip_ignored__columns=whole_order("number % row_tiles", "number // row_tiles")),
     *edits("The number is taken modulo one side and divided by the other, so some tiles come twice and others never. "
-        "What is left over by a division must be used with the same number.",
+        "Divide by one number, and take the remainder by the same one.",
         divisor_and_remainder_differ=whole_order("number % column_tiles", "number // row_tiles"),
         divisor_and_remainder_differ__rows=whole_order("number // row_tiles", "number % column_tiles"),
         divisor_and_remainder_differ__too=whole_order("number // column_tiles", "number % row_tiles"),
@@ -131,27 +131,27 @@ ORDER = (
 TOGETHER = (
     *edits("The two numbers are exchanged. Tiles of x come first: one for each row of tiles that is at work.",
         exchanged__numbers=(LOADED, "return of_weight, of_x")),
-    *edits("Each program's tiles were counted, also those that another one has loaded already. Count different ones.",
+    *edits("Each program's tiles were counted, also those that another program loads too. Count each tile once.",
         counted_twice=(DISTINCT_ROWS, "len(tiles)", DISTINCT_COLUMNS, "len(tiles)"),
         counted_twice__x=(DISTINCT_ROWS, "len(tiles)"), counted_twice__weight=(DISTINCT_COLUMNS, "len(tiles)")),
-    *edits("All programs were counted although there are fewer tiles. There are row_tiles · column_tiles tiles, and "
-        "the programs beyond have nothing to do.",
+    *edits("All programs were counted, although there are fewer tiles. There are row_tiles · column_tiles tiles, and "
+        "further programs have nothing to do.",
         more_programs_than_tiles=(COUNT, "range(programs)")),
     *edits("One program too many or too few was counted. They are the programs 0 … programs - 1.",
         one_program_off=(COUNT, "range(min(programs - 1, row_tiles * column_tiles))"),
         one_program_off__more=(COUNT, "range(min(programs + 1, row_tiles * column_tiles))"),
         one_program_off__beyond=(COUNT, "range(min(programs, row_tiles * column_tiles) + 1)"),
         one_program_off__first=(COUNT, "range(1, min(programs, row_tiles * column_tiles))")),
-    *edits("The tile of the last program alone was looked at. Where the programs have come to a new column or strip, "
-        "it does not have the largest numbers.",
+    *edits("Only the tile of the last program was counted. Where the programs have come to a new column or strip, it "
+        "does not have the largest numbers.",
         last_program_alone=(LOADED, "return tiles[-1][0] + 1, tiles[-1][1] + 1"),
         last_program_alone__x=(DISTINCT_ROWS, "tiles[-1][0] + 1"),
         last_program_alone__weight=(DISTINCT_COLUMNS, "tiles[-1][1] + 1")),
     *edits("The largest number of a tile is one less than how many there are, because tiles are counted from 0.",
         largest_number=(DISTINCT_ROWS, "max(row for row, column in tiles)",
         DISTINCT_COLUMNS, "max(column for row, column in tiles)")),
-    *edits("The formula holds within the first strip alone. Where the programs go on to the next strip, its row tiles "
-        "are loaded too; all of the weight's tiles then are.",
+    *edits("The formula holds only within the first strip. Where the programs go on to the next strip, its row tiles "
+        "are loaded too, and so are all tiles of the weight.",
         first_strip_alone=(LOADED, "return min(strip, row_tiles, len(tiles)), "
         "min(column_tiles, -(-len(tiles) // min(strip, row_tiles)))"),
         first_strip_alone__uncut=(LOADED, "return min(strip, row_tiles, programs), -(-programs // "
@@ -161,8 +161,8 @@ TOGETHER = (
         first_strip_alone__high=(LOADED, "return min(strip, len(tiles)), min(column_tiles, -(-len(tiles) // strip))"),
         first_strip_alone__simple=(LOADED, "return strip, -(-programs // strip)"),
         first_strip_alone__down=(LOADED, "return min(strip, row_tiles), max(1, len(tiles) // min(strip, row_tiles))")),
-    *edits("Columns were counted as whole strips of `strip` tiles, and rows as whole strips, too. A strip or column "
-        "that the programs have only begun counts with the row tiles that they have reached.",
+    *edits("The row tiles of whole strips were counted. In a strip that the programs have only begun, count only the "
+        "row tiles that they have reached.",
         whole_strips=(LOADED, "return min(row_tiles, -(-len(tiles) // (strip * column_tiles)) * strip), of_weight")),
     *edits("All tiles of the result were counted, and not those of the programs that run together.",
         all_tiles=(LOADED, "return row_tiles, column_tiles")),
