@@ -184,7 +184,7 @@ EXERCISE = Exercise(
     ),
     mistakes=(
         Mistake("not_ascending", "An expert's slots are not in ascending order. Use argsort(stable=True): without it "
-            "equal experts come in any order.", when=not_ascending),
+            "equal experts come in any order.", when=not_ascending, every=True, first=True),
         Mistake("fails_without_a_place", "It fails where a choice has no place. Such a choice adds nothing, so the "
         "rows "
             "cannot simply be viewed as [tokens, k].", when=fails_without_a_place, every=True),

@@ -36,7 +36,7 @@ WRONG = {
     "sentinel_wrong__served": wrong((FULL, FULL.replace("len(flat)", "len(slots)"))),
     "tokens_for_slots": wrong((PUT, PUT.replace("slots[order]", "(slots[order] // experts.shape[1])"))),
     "numbered_by_choice": wrong((FLAT, FLAT.replace("experts", "experts.T"))),
-    "descending": wrong((SORT, "of_slot.flip(0).argsort(stable=True).sub(len(slots) - 1).neg()")),
+    "not_ascending__descending": wrong((SORT, "of_slot.flip(0).argsort(stable=True).sub(len(slots) - 1).neg()")),
     "experts_reversed": wrong(
         (FLAT, FLAT + "\n    flat = torch.where(flat < 0, -1, count - 1 - flat)"),
         (REPEAT, "(count - 1 - " + REPEAT + ").int()"),
