@@ -1,4 +1,4 @@
-"""A matrix product for Hopper: copies, products and stores at the same time; the fastest rung of the ladder.
+"""A matrix product for Hopper: copies, products and stores at the same time.
 
 out = x · weightᵀ. One program per multiprocessor stays for many tiles of the result. Its warps have one task each (warp
 specialisation), and meet at barriers in shared memory:
