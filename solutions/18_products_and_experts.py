@@ -8,11 +8,12 @@
 # one for a kernel that works in tiles, and one for the best kernel you can think of.
 #
 # A transformer spends most of its time in such products. So far this course has left them to cuBLAS, NVIDIA's library.
-# At the end of this chapter a small model runs on your kernels. Its MLPs are *experts*: each of its layers has eight
+# At the end of this chapter a small model runs on your functions. Its MLPs are *experts*: each of its layers has eight
 # small ones instead of a large one, and each token goes through two of them.
 #
-# **Time.** About five hours for all eight exercises, estimated. The **core path** takes two: exercises 18.1, 18.2,
-# 18.4, 18.5 and 18.6, and every section whose heading does not end in *deeper*. You need chapters 01, 04 and 13.
+# **Time.** About six and a half hours for all eight exercises, estimated. The **core path** takes two and a half:
+# exercises 18.1, 18.2 and 18.5, and every section whose heading does not end in *deeper*. You need chapters 01, 04
+# and 13. The ladder's last steps use ideas of chapter 09, but you can read the chapter without it.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -473,8 +474,9 @@ best_program = check("18.3", program).best
 
 # %% [markdown]
 # The next cell plays your programs with 9 tiles of 4 steps on a machine with room for all four. It lists what each
-# program did, and at which tick it began to do it. A step takes 10 ticks, and most other actions take 1. Whole tiles
-# would take three rounds of 40 ticks. **Predict** after how many ticks your last program has finished.
+# program did, and at which tick it began to do it. A step takes 10 ticks, a barrier waits for the slowest warp (7 ticks
+# here), and other actions take 1. Whole tiles would take three rounds of 40 ticks. **Predict** after how many ticks
+# your last program has finished.
 
 # %%
 predict("18 ticks of stream-K, 9 tiles on 4 programs", ..., "ticks")
@@ -496,7 +498,7 @@ print(measured("18 ticks of stream-K, 9 tiles on 4 programs", max(end for *_, en
 # for which it has to wait comes last, when the other program's part is most likely there already.
 
 # %% [markdown]
-# ## The end of a product
+# ## The end of a product · deeper
 #
 # When the loop ends, the sums of a tile are in registers. Often the next operation works element by element: it adds a
 # bias, applies an activation, or adds a residual. A kernel can do this with its sums before it stores them. This part
@@ -515,9 +517,9 @@ print(measured("18 ticks of stream-K, 9 tiles on 4 programs", max(end for *_, en
 #
 # Three things deserve care.
 #
-# **Where to round.** Plain PyTorch in float16 rounds gate and up to 16 bits, then their product, then the sum with the
-# residual. In one kernel everything stays in float32 and is rounded once, at the end. That is more exact, and the
-# exercise requires it.
+# **Where to round.** Plain PyTorch in float16 rounds gate and up to 16 bits, then silu of the gate, then the product of
+# both, then the sum with the residual. In one kernel everything stays in float32 and is rounded once, at the end. That
+# is more exact, and the exercise requires it.
 #
 # **Large gates.** You could also write $g \cdot e^g / (1 + e^g)$, which is the same function on paper. But at $g = 100$
 # it is infinity divided by infinity in float32, which is NaN. **Predict** what $g / (1 + e^{-g})$ gives at $g = -100$,
@@ -620,7 +622,7 @@ out = best_gated_product(x.to(device), weight.to(device), bias.to(device), None,
 print("largest difference:", (out - F.silu(bias[:40]) * bias[40:]).abs().max().item())
 
 # %% [markdown]
-# ## Two products in one kernel: when it pays
+# ## Two products in one kernel · deeper
 #
 # An MLP without a gate is a product, an activation and a second product. If the activation is the epilogue of the first
 # product, that makes two kernels. The tensor between them, `hidden` numbers for each row, is written once and read
@@ -716,25 +718,25 @@ print(f"weights of experts 0 and 2    {shown(chosen / chosen.sum())}")
 
 # %% [markdown]
 # If you take one way for another, no error is raised. The weights are wrong, and the text is a little worse. SGLang
-# used raw logits as weights where a model does not renormalise, and results were off by about 5
+# used raw logits as weights where a model does not renormalise
 # ([sglang#35160](https://github.com/sgl-project/sglang/pull/35160)). LMDeploy renormalised where the model does not
 # ([lmdeploy#3030](https://github.com/InternLM/lmdeploy/issues/3030)). With $k = 1$ there is a sharper sign of the same
 # mistake. A softmax over the one chosen expert is 1, whatever the logits are. So its gradient is 0, and the router
 # never learns ([Megatron-LM#894](https://github.com/NVIDIA/Megatron-LM/issues/894)).
 #
 # The bias brings mistakes of its own. Some kernels used it in the weights too
-# ([vLLM-metax#284](https://github.com/MetaX-MACA/vLLM-metax/issues/284)). Others searched for the largest sum and began
-# the search at −1 ([vllm#31478](https://github.com/vllm-project/vllm/issues/31478)). A sigmoid is never below 0, but
-# the sum of sigmoid and bias may be below −1. If all sums are, such a search finds no expert. There is a similar trap
-# after an expert was chosen. If you set its sum to 0, so that it is not chosen again, it is still the largest where all
-# others are negative.
+# ([vLLM-metax#284](https://github.com/MetaX-MACA/vLLM-metax/issues/284)). Another mistake is to search for the largest
+# sum and to begin at −1. A sigmoid is never below 0, but the sum of sigmoid and bias may be below −1. If all sums are,
+# such a search finds no expert. There is a similar trap after an expert was chosen. If you set its sum to 0, so that it
+# is not chosen again, it is still the largest where all others are negative.
 #
 # **Which expert gets too much?** If most tokens go to a few experts, the others have nothing to do, and the GPU of the
 # full ones is the slowest. A second term in the loss can balance the experts, but it disturbs training. DeepSeek's rule
 # needs no such term ([Wang et al., 2024](https://arxiv.org/abs/2408.15664)). After each training step count the tokens
 # of each expert, its *load*. If an expert got fewer tokens than the mean, its bias grows by a small *rate*. If it got
 # more, its bias shrinks by the same rate. Then subtract the mean of the biases from all of them, so that they do not
-# drift together ([torchtitan#1506](https://github.com/pytorch/torchtitan/pull/1506)).
+# drift together. (torchtitan takes the mean off the steps instead, which keeps the mean of the biases where it was:
+# [torchtitan#1506](https://github.com/pytorch/torchtitan/issues/1506).)
 #
 # For example, take the biases 0, 0, 0.3 and 0, the loads 10, 4, 4 and 2, and a rate of 0.1. The mean load is 5. The
 # biases become −0.1, 0.1, 0.4 and 0.1. Their mean is 0.125, so the result is −0.225, −0.025, 0.275 and −0.025.
@@ -838,7 +840,7 @@ measured("18 tokens of the fullest expert over the mean, after 1,000 steps", flo
 # batch can do little harm.
 
 # %% [markdown]
-# ## From tokens to experts, and back
+# ## From tokens to experts, and back · deeper
 #
 # A kernel multiplies a tile of rows by a matrix, so all rows of a tile need the same matrix. But the tokens of a batch
 # arrive in the order of the text, and each one has its own experts. So the rows are first put in order of their
@@ -898,8 +900,8 @@ measured("18 padded rows over real ones, 64 tokens, tiles of 128", padded_over_r
 #   because 0 · NaN is NaN. In torchtitan rows beyond the last expert's were never written, and the loss became NaN
 #   ([torchtitan#1237](https://github.com/pytorch/torchtitan/issues/1237)). So leave such rows out of the sum.
 #
-# The text of a model does not show such faults reliably. One kernel put back only the first row of each expert. Such
-# text may still be fluent, although most of the batch is missing
+# The text of a model does not show such faults reliably. In one kernel only the first token of each expert was copied,
+# and the others were lost. Text may still be fluent when most of the batch is missing
 # ([vllm-xpu-kernels#453](https://github.com/vllm-project/vllm-xpu-kernels/issues/453)). So test with numbers.
 #
 # **Several GPUs.** When experts are spread over several GPUs, each GPU serves only some of them. It marks the choices
@@ -974,9 +976,9 @@ best_arrange, best_combine = check("18.6", arrange, combine).best
 #
 # Nothing of `x` is copied, because the load itself gathers the rows. For example, take 3 tokens, $k = 2$ and a tile
 # with the slots 0, 2, 5 and 6. The program loads the rows 0, 1 and 2. The fourth place has the sentinel 6, and 6 // 2 =
-# 3 is one row beyond the end of `x`. You may compute such an address, as long as the load is masked. In SGLang such
-# addresses were computed too. Where the mask was missing, or the row was used a second time, the kernel read memory
-# that is not its own ([sglang#28155](https://github.com/sgl-project/sglang/issues/28155)).
+# 3 is one row beyond the end of `x`. You may compute such an address, as long as the load is masked. A
+# reviewer of SGLang's kernel noticed just this row, and the mask that makes it harmless
+# ([sglang#28155](https://github.com/sgl-project/sglang/issues/28155)).
 #
 # **Where is expert 63?** A matrix of a Mixtral expert has 4,096 · 14,336 numbers, 59 million. Suppose a layer has 64
 # such experts, stored one after another. **Predict** at which element expert 63 begins, in units of 2³¹ elements. An
@@ -1333,7 +1335,7 @@ for batch in (1, 8, 32, 128, 1024, 8192):
 import dataclasses
 
 from course_lib.models.glue import TORCH
-from course_lib.models.kinds import loss_on, text_parts
+from course_lib.models.kinds import text_parts
 from course_lib.models.plugged import who_runs
 from course_lib.models.trained import trained_model
 from course_lib.serving.generation import complete
@@ -1372,6 +1374,41 @@ print(f"places over choices: {places_used[0]:.2f} for the prompt, {places_used[-
 # nats a byte with seed 0. A dense model with the same *active* numbers, 64 hidden ones instead of 192, has 1.89, and
 # the dense model with 192 has 1.88. Other seeds move each of them by up to 0.04. So on 28 kB of text nothing is proven.
 # What large models gain from experts shows only with far more data than a small model can learn from.
+
+# %% [markdown]
+# And your product of 18.2? On a GPU the next cell puts it on the roofline of your machine, beside the library's best
+# step and cuBLAS. **Predict** what share of cuBLAS's rate it reaches. It is one kernel with the compiler's usual
+# pipeline, so think of the step *pipelined*.
+
+# %%
+predict("18 your product over cuBLAS", ..., "%")
+
+# %%
+if on_gpu:
+    from course_lib.figures.memory.roofline import Measured, roofline_plot
+    from course_lib.hardware.ceilings.measured import ceilings
+    from course_lib.hardware.device import supports_bfloat16
+    from course_lib.hardware.roofline import Work
+    from course_lib.hardware.timing import measure_together
+    from course_lib.kernels.products.persistent import persistent_product
+    from course_lib.kernels.products.tma import tma_product
+
+    size, dtype = 4096, torch.bfloat16 if supports_bfloat16() else torch.float16
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    best_step = tma_product if torch.cuda.get_device_capability()[0] >= 9 else persistent_product
+    timings = measure_together({
+        "yours (18.2)": partial(best_product, left, right, 128, 128, 64),
+        "the library's": partial(best_step, left, right),
+        "cuBLAS": partial(F.linear, left, right),
+    })
+    for name, timing in timings.items():
+        print(f"{name:<15}{2 * size**3 / timing.median / 1e12:>6,.0f} TFLOP/s")
+    unit = str(dtype).removeprefix("torch.")
+    roofline_plot(ceilings(), [Measured(Work(name, 2 * size**3, 3 * left.nbytes, unit), timing)
+                               for name, timing in timings.items()])
+    measured("18 your product over cuBLAS", 100 * timings["cuBLAS"].median / timings["yours (18.2)"].median, "%")
+else:
+    print("This needs a GPU: in the interpreter a kernel's time says nothing about it.")
 
 # %% [markdown]
 # ## The chapter's kernels at a glance
@@ -1443,7 +1480,7 @@ self_check(
 # - **PyTorch** has `torch._grouped_mm` for groups of different sizes. **vLLM** and **SGLang** sort tokens by expert,
 #   as you did, and choose the tile by the number of tokens.
 # - **torchtitan** balances its routers with the bias of 18.5
-#   ([torchtitan#1506](https://github.com/pytorch/torchtitan/pull/1506)).
+#   ([torchtitan#1506](https://github.com/pytorch/torchtitan/issues/1506)).
 # - **DeepGEMM and Triton** were compared in vLLM, in FP8 at a batch of 128 on an H100. With whole experts Triton's
 #   fused kernel took 12.48 ms and DeepGEMM 6.36. With each expert cut in eight they took 1.73 and 1.94 ms, so on thin
 #   experts Triton was faster ([vllm#13932](https://github.com/vllm-project/vllm/pull/13932)).
