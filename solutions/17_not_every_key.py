@@ -1150,7 +1150,8 @@ draw_costs(prompt_costs, "time of a prompt's attention", "one sequence, 16 heads
 predict("17 time with a long row over an even share", ..., "times")
 
 # %%
-from course_lib.figures.sparse.loads import draw_loads, finish, scheduled
+from course_lib.figures.sparse.loads import draw_loads
+from course_lib.hardware.schedule import finish, scheduled
 
 SLOTS, rows = 16, [200] * 47 + [5000]
 works = {

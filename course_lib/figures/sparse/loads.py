@@ -1,29 +1,11 @@
-"""Programs of unequal length on the slots of a chip: which slot runs what, and how long the last one takes."""
+"""Programs of unequal length on the slots of a chip, as `hardware.schedule` has them: a row for each slot."""
 
-import heapq
 from collections.abc import Mapping, Sequence
 
 from matplotlib.patches import Rectangle
 
 from course_lib.figures.style import BLUE, INK, MUTED, PAPER, RED, new_figure, styled
-
-Bar = tuple[int, float, float]  # slot, start, length
-
-
-def scheduled(works: Sequence[float], slots: int) -> list[Bar]:
-    """Where and when each program runs: they start in order, each on the slot that is free first."""
-    free = [(0.0, slot) for slot in range(slots)]
-    bars = []
-    for work in works:
-        start, slot = heapq.heappop(free)
-        bars.append((slot, start, work))
-        heapq.heappush(free, (start + work, slot))
-    return bars
-
-
-def finish(bars: Sequence[Bar]) -> float:
-    """When the last program ends."""
-    return max(start + work for _, start, work in bars)
+from course_lib.hardware.schedule import Bar, finish
 
 
 @styled
@@ -31,7 +13,7 @@ def draw_loads(plans: Mapping[str, Sequence[Bar]], slots: int, unit: str):
     """A panel for each plan: a row for each slot, a bar for each program, and dashed the time if all shared alike.
 
     Args:
-        plans: {name: bars, as of `scheduled`}. Bars longer than half of the longest plan's end are red.
+        plans: {name: bars, as `scheduled` makes them}. Bars longer than half of the longest plan's end are red.
         slots: of the chip.
         unit: of a program's work.
     """

@@ -161,14 +161,24 @@ def pack_int4(codes: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"codes have {codes.shape[-1]} numbers in a row; two share a byte, so it must be even.")
     if not ((codes >= LOWEST_CODE) & (codes <= HIGHEST_CODE)).all():
         raise ValueError(f"codes run from {codes.min()} to {codes.max()}; 4 bits hold {LOWEST_CODE} to {HIGHEST_CODE}.")
-    low, high = codes.to(torch.int32).unflatten(-1, (-1, 2)).unbind(-1)
-    return (low & 15 | (high & 15) << 4).to(torch.uint8)
+    return pack_halves(codes.to(torch.int32) & 15)
 
 
 def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
     """The codes int8 [..., 2 · n] in bytes uint8 [..., n]: a half of 8 to 15 is -8 to -1 (two's complement)."""
-    halves = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2).to(torch.int8)
+    halves = unpack_halves(packed).to(torch.int8)
     return torch.where(halves > HIGHEST_CODE, halves - 16, halves)
+
+
+def pack_halves(halves: torch.Tensor) -> torch.Tensor:
+    """Numbers [..., 2 · n] of 0 to 15 as bytes uint8 [..., n]: number 2i is the low half of byte i."""
+    low, high = halves.to(torch.int32).unflatten(-1, (-1, 2)).unbind(-1)
+    return (low | high << 4).to(torch.uint8)
+
+
+def unpack_halves(packed: torch.Tensor) -> torch.Tensor:
+    """The halves uint8 [..., 2 · n] of bytes uint8 [..., n], the low one first."""
+    return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
 
 
 def quantise_int4_keys(key: torch.Tensor) -> Int4Groups:

@@ -4,6 +4,8 @@ e4m3 is a short float16: sign, 4 bits of exponent instead of 5, 3 of mantissa in
 float16 are, with zeros below, make a number that is too small by the biases' difference, 2^(15 - 7): subnormal numbers
 too. From sm_89 on an instruction does that for two codes at a time.
 
+e2m1 is shorter still, with 2 bits of exponent and 1 of mantissa, and becomes a number in the same way.
+
 An INT4 code needs no conversion from integer, which is slow: code + 8, four bits, are put at the end of the number
 1024 of float16, worth 1 or (the second and fourth of a word) 16 there, and what is too much is subtracted: exact. That
 takes two instructions for two codes, and a third multiplies by the scale and adds the middle, rounding once.
@@ -14,6 +16,7 @@ import triton.language as tl
 
 E4M3_BITS = tl.constexpr(0xBF80 - 0x10000)  # in float16: the sign, and the last four of exponent and first three after
 E4M3_BIAS = tl.constexpr(256.0)
+E2M1_BIAS = tl.constexpr(16384.0)  # 2^(15 - 1)
 LOWEST_CODE, HIGHEST_CODE = tl.constexpr(-8.0), tl.constexpr(7.0)  # of INT4
 ROUNDING = tl.constexpr(1.5 * 2.0**23)  # float32 has no digits after the point there, and rounds a sum to even
 INT4_ASSEMBLY = tl.constexpr("""{
@@ -51,6 +54,14 @@ def e4m3_numbers(codes, dtype: tl.constexpr, NATIVE: tl.constexpr):
         bits = (codes.to(tl.int16) << 7) & E4M3_BITS
         numbers = bits.to(tl.float16, bitcast=True) * E4M3_BIAS
     return numbers.to(dtype)
+
+
+@triton.jit
+def e2m1_numbers(codes):
+    """The numbers of e2m1 codes 0 to 15, float16: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and from 8 on their negatives."""
+    codes = codes.to(tl.int16)
+    bits = ((codes & 8) << 12) | ((codes & 7) << 9)  # sign, and the last 2 of exponent and first of mantissa
+    return bits.to(tl.float16, bitcast=True) * E2M1_BIAS
 
 
 @triton.jit
@@ -138,6 +149,19 @@ def e4m3_bytes(numbers):
     subnormal = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) & 15
     codes = tl.where(size < 0x3C800000, subnormal, normal)  # 2^-6
     return (codes | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def e2m1_codes(numbers):
+    """The e2m1 codes, uint8, nearest to float32 numbers, ties to even; what lies beyond 6 becomes 6."""
+    bits = numbers.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    # From 1 on: of 23 bits of mantissa 1 is kept, and the exponent is counted from 1 instead of 127.
+    normal = ((size + 0x1FFFFF + ((size >> 22) & 1)) >> 22) - (126 << 1)
+    # Below: multiples of 1/2, the last digit of 2^22, which float32's addition rounds to.
+    subnormal = (size.to(tl.float32, bitcast=True) + 4194304.0).to(tl.int32, bitcast=True) & 3
+    codes = tl.where(size < 0x3F800000, subnormal, tl.minimum(normal, 7))  # 1
+    return (codes | ((bits >> 28) & 8)).to(tl.uint8)
 
 
 @triton.jit
