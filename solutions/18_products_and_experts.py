@@ -473,24 +473,23 @@ def program(number: int, programs: int, tiles: int, steps: int):
 best_program = check("18.3", program).best
 
 # %% [markdown]
-# The next cell plays your programs with 9 tiles of 4 steps on a machine with room for all four. It lists what each
-# program did, and at which tick it began to do it. A step takes 10 ticks, a barrier waits for the slowest warp (7 ticks
-# here), and other actions take 1. Whole tiles would take three rounds of 40 ticks. **Predict** after how many ticks
-# your last program has finished.
+# The next cell plays your programs with 9 tiles of 4 steps on a machine with room for all four. It draws what each
+# program did, and when: a blue bar names a tile, and below it which of its steps were computed. A step takes 10 ticks,
+# a barrier waits for the slowest warp (7 ticks here), and other actions take 1. Whole tiles would take three rounds of
+# 40 ticks. **Predict** after how many ticks your last program has finished.
 
 # %%
 predict("18 ticks of stream-K, 9 tiles on 4 programs", ..., "ticks")
 
 # %%
+from course_lib.figures.products.shares import draw_shares
 from course_lib.hardware.stream_model import play_stream_k
 
 events = []
 played = play_stream_k({"program": best_program}, 4, 9, 4, 4, [10], [2, 3, 4, 6], events)
-for number in range(4):
-    actions = [f"{begin} {' '.join(map(str, action))}" for who, action, begin, _ in events if who == number]
-    print(f"program {number}: " + "; ".join(actions))
-print(played["ending"], played["tiles"])
+print(played["ending"])
 print(measured("18 ticks of stream-K, 9 tiles on 4 programs", max(end for *_, end in events), "ticks"))
+draw_shares(events, 120)
 
 # %% [markdown]
 # It is about 100 ticks instead of 120: 90 for nine steps, and the rest for leaving, waiting and adding. Our answer goes

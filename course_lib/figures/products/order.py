@@ -33,9 +33,9 @@ def draw_order(tile_at: TileAt, programs: int, row_tiles: int, column_tiles: int
         axes.imshow(at_work, cmap=ListedColormap([PAPER, BLUE]), vmin=0, vmax=1, aspect="auto",
                     extent=(0, column_tiles, row_tiles, 0))  # fmt: skip
         rows, columns = at_work.any(axis=1), at_work.any(axis=0)
-        for row in np.flatnonzero(rows):
+        for row in np.flatnonzero(rows).tolist():
             axes.add_patch(Rectangle((-1.6, row), 1.1, 1, facecolor=ORANGE, edgecolor=PAPER, linewidth=0.4))
-        for column in np.flatnonzero(columns):
+        for column in np.flatnonzero(columns).tolist():
             axes.add_patch(Rectangle((column, -3.2), 1, 2.2, facecolor=RED, edgecolor=PAPER, linewidth=0.4))
         axes.add_patch(Rectangle((0, 0), column_tiles, row_tiles, fill=False, edgecolor=MUTED, linewidth=1))
         how = "row by row" if strip == 1 else f"in strips of {strip}"
