@@ -188,7 +188,9 @@ def quantise_mxfp4(tensor: torch.Tensor, *, validate: bool = True) -> Fp4:
 
     Args:
         tensor: [..., n], float32, float16 or bfloat16; rows contiguous, leading dimensions that flatten without a copy.
-        validate: look for a NaN or an infinity first, which reads the tensor and waits for the device.
+        validate: look for a NaN or an infinity first, which reads the tensor and waits for the device. With False an
+            infinity becomes the largest number that its block has a code for, and a NaN spoils its block; in NVFP4
+            either spoils the tensor, by the scale that all blocks share.
 
     Raises:
         ValueError: an argument is not as above; the message names it.

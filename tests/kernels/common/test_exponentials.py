@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.views import compile_many, compile_view
+from course_lib.hardware.device import interpreting
 from course_lib.kernels.common.exponentials import (
     COEFFICIENTS,
     DEGREES,
@@ -26,6 +27,8 @@ PAPER = {2: 2.1e-3, 3: 8.77e-5, 4: 3.1e-6, 5: 1.6e-7}  # the paper's largest err
 FLOAT32_ROUNDINGS = {2: 1e-6, 3: 1e-7, 4: 1e-7, 5: 1e-7}  # of coefficients and multiply-adds: a digit is 1.2e-7
 NUMBERS = {"x_pointer": "*fp32", "out_pointer": "*fp32", "length": "i32"}
 SPECIAL_UNIT = ("MUFU", "FRND", "F2I", "I2F")  # what shares the unit of exponentials, as the machine code spells it
+
+needs_interpreter = pytest.mark.skipif(not interpreting(), reason="on a GPU, tests/gpu does this with the kernels")
 
 
 def polynomial(degree):
@@ -110,6 +113,7 @@ def test_a_fraction_rounded_to_the_nearest_whole_number_leaves_the_interval_of_t
 # ------------------------------------------------------------------------------------------------- the kernel's bits
 
 
+@needs_interpreter
 @pytest.mark.parametrize("degree", DEGREES)
 def test_the_kernel_makes_the_bits_of_its_meaning(degree):
     draw = torch.Generator().manual_seed(degree)
@@ -120,6 +124,7 @@ def test_the_kernel_makes_the_bits_of_its_meaning(degree):
     assert any(torch.equal(made, exp2_polynomial_reference(x, degree, fused)) for fused in (True, False))
 
 
+@needs_interpreter
 @pytest.mark.parametrize("degree", DEGREES)
 def test_whole_numbers_give_their_power_of_two_and_minus_infinity_gives_0(degree):
     whole = torch.arange(-126.0, 128.0)
@@ -128,6 +133,7 @@ def test_whole_numbers_give_their_power_of_two_and_minus_infinity_gives_0(degree
     assert torch.equal(exp2_by_polynomial(nothing, degree), torch.zeros(5))
 
 
+@needs_interpreter
 @pytest.mark.parametrize("degree", DEGREES)
 def test_below_the_normal_numbers_the_result_is_off_by_less_than_half_the_smallest_of_them(degree):
     x = torch.arange(-130.0, -126.0, 2**-10)
@@ -137,6 +143,7 @@ def test_below_the_normal_numbers_the_result_is_off_by_less_than_half_the_smalle
     assert off.max() <= 2.0**-127 and off[x == -127] == 2.0**-127
 
 
+@needs_interpreter
 @pytest.mark.parametrize("degree", DEGREES)
 def test_just_below_a_whole_number_the_carry_goes_into_the_exponent(degree):
     whole = torch.arange(-125.0, 128.0)
@@ -152,10 +159,12 @@ def test_nan_becomes_0():
     assert "max.f32" in ptx and "max.NaN" not in ptx
 
 
+@needs_interpreter
 def test_nothing_in_nothing_out():
     assert exp2_by_polynomial(torch.empty(0, 3)).shape == (0, 3)
 
 
+@needs_interpreter
 @pytest.mark.parametrize("share", [0, 4, 8, 32])
 def test_a_share_of_the_columns_comes_from_the_polynomial_and_the_rest_does_not(share):
     draw = torch.Generator().manual_seed(share)
@@ -170,6 +179,7 @@ def test_a_share_of_the_columns_comes_from_the_polynomial_and_the_rest_does_not(
     assert ((made / torch.exp2(scores) - 1).abs() < PAPER[2] + 2e-5).all()
 
 
+@needs_interpreter
 @pytest.mark.parametrize(
     "call, words",
     [

@@ -231,6 +231,16 @@ def test_rows_may_lie_apart(form):
 
 
 @needs_interpreter
+def test_an_infinity_that_nobody_looked_for_stays_in_its_block_and_its_half_of_a_byte():
+    tensor = normal(1, 64)
+    tensor[0, 33] = -math.inf
+    fp4, without = quantise_mxfp4(tensor, validate=False), quantise_mxfp4(tensor[:, :32])
+    codes = unpack_halves(fp4.codes)[0]
+    assert codes[33] == 15 and codes[32] % 8 == 0 and codes[34] % 8 == 0  # zeros beside it
+    assert torch.equal(fp4.codes[:, :16], without.codes)
+
+
+@needs_interpreter
 @pytest.mark.parametrize(
     "call, words",
     [
