@@ -1389,15 +1389,13 @@ if on_gpu:
     from course_lib.hardware.device import supports_bfloat16
     from course_lib.hardware.roofline import Work
     from course_lib.hardware.timing import measure_together
-    from course_lib.kernels.products.persistent import persistent_product
-    from course_lib.kernels.products.tma import tma_product
+    from course_lib.kernels.products.large import large_product
 
     size, dtype = 4096, torch.bfloat16 if supports_bfloat16() else torch.float16
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    best_step = tma_product if torch.cuda.get_device_capability()[0] >= 9 else persistent_product
     timings = measure_together({
         "yours (18.2)": partial(best_product, left, right, 128, 128, 64),
-        "the library's": partial(best_step, left, right),
+        "the library's": partial(large_product, left, right),
         "cuBLAS": partial(F.linear, left, right),
     })
     for name, timing in timings.items():
@@ -1484,7 +1482,8 @@ self_check(
 #   fused kernel took 12.48 ms and DeepGEMM 6.36. With each expert cut in eight they took 1.73 and 1.94 ms, so on thin
 #   experts Triton was faster ([vllm#13932](https://github.com/vllm-project/vllm/pull/13932)).
 #
-# **In this library.** `course_lib/kernels/products/` is the ladder. `course_lib/kernels/experts/` has the experts with
+# **In this library.** `course_lib/kernels/products/` is the ladder, and its `large_product` chooses the step that runs.
+# `course_lib/kernels/experts/` has the experts with
 # their gradients: `route`, `arrange`, `grouped_product`, `combine`, and `expert_mlp` as one operator of PyTorch.
 #
 # ## Papers

@@ -11,13 +11,12 @@ the portable kernel a NaN or an infinity in a value that a mask hides stays hidd
 of the same tile.
 """
 
-from typing import NamedTuple
-
 from course_lib.kernels.attention.backward import flash_attention_backward
 from course_lib.kernels.attention.flash import flash_attention
 from course_lib.kernels.attention.flash_tma import flash_attention_tma, tma_takes
 from course_lib.kernels.attention.tiles import LARGE_ARCHITECTURES
 from course_lib.kernels.common.attention_checks import check_attention_inputs
+from course_lib.kernels.common.choice import Choice
 from course_lib.kernels.common.machine import architecture_of
 from course_lib.kernels.hopper.backward_limits import backward_refusal
 from course_lib.kernels.hopper.flash_specialized import flash_attention_specialized, specialization_pays
@@ -28,15 +27,8 @@ from course_lib.kernels.hopper.limits import hopper_refusal
 NARROW_WINDOW, NARROW_HEAD_DIM = 256, 64
 
 
-class Choice(NamedTuple):
-    """The kernel to run, "hopper" or "portable", and why, in one sentence."""
-
-    kernel: str
-    reason: str
-
-
 def choose(query, key, value, *, causal=False, window=None, scale=None, sink=None) -> Choice:
-    """Which kernel `forward` runs for these arguments, and why. Runs nothing.
+    """Which kernel `forward` runs for these arguments, "hopper" or "portable", and why. Runs nothing.
 
     Raises a ValueError, of `check_attention_inputs`, where no kernel takes them.
     """
