@@ -307,7 +307,8 @@ def product(x: torch.Tensor, weight: torch.Tensor, block_m: int, block_n: int, b
 
     x: [rows, inner]. weight: [outer, inner], as nn.Linear keeps it. All sizes are at least 1. Both are float32 or both
         float16 (bfloat16 too, on a GPU that has it), each with any strides: transposed, with gaps, elements apart. Rows
-        may begin beyond 2³¹ elements. What lies between the elements of a view is not yours and may be NaN.
+        may begin beyond 2³¹ elements, but each is shorter than that. What lies between the elements of a view is not
+        yours and may be NaN.
     block_m, block_n, block_k: the tile of a program and the numbers of inner that it takes at a time: powers of two,
         16 to 128.
     Returns: a new contiguous tensor [rows, outer] of x's dtype. Sums are float32, rounded once at the end.

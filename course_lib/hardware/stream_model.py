@@ -172,7 +172,7 @@ def play_stream_k(functions, programs, tiles, steps, room, step_ticks, store_tic
             if events is not None:
                 events.append((who, tuple(action), tick, busy[who]))
             current[who], moved, played = following(who), True, played + 1
-        if played > 20_000:
+        if played > 4_000:
             return result("endless")
         later = [until for who, until in busy.items() if who in active and until > tick]
         later += [landed[0] for landed in landing]

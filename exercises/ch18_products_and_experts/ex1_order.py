@@ -8,77 +8,52 @@ from exercises.ch18_products_and_experts.tile_orders import ORDER, TOGETHER, loa
 
 TOO_LONG = "it goes through tiles, rows, columns or strips one by one"
 
-# The drivers are sent to the worker by their source alone, so each stands by itself.
 
+def answered(functions, asked, row_tiles, column_tiles, strip):
+    """The tiles of the programs of a list; or, if a number is asked, how many tiles so many programs load.
 
-def order(functions, numbers, row_tiles, column_tiles, strip):
-    """The tiles of some programs."""
+    It is sent to the worker by its source alone.
+    """
     import inspect
     import sys
 
-    lines, cell = 0, inspect.unwrap(functions["tile_at"]).__code__.co_filename
+    name, most = ("tiles_loaded", 400_000) if isinstance(asked, int) else ("tile_at", 400)
+    lines, cell = 0, inspect.unwrap(functions[name]).__code__.co_filename
 
     def count(frame, event, argument):
         nonlocal lines
         if frame.f_code.co_filename != cell:
             return None
         lines += event == "line"
-        if lines > 400:
-            raise TimeoutError("after 400 lines: it goes through tiles, rows, columns or strips one by one")
+        if lines > most:
+            raise TimeoutError(f"after {most:,} lines: it goes through tiles, rows, columns or strips one by one")
         return count
 
     traced, tiles = sys.gettrace(), {}
-    for number in numbers:
+    for number in [asked] if isinstance(asked, int) else asked:
         lines = 0
         sys.settrace(count)
         try:
-            tile = functions["tile_at"](number, row_tiles, column_tiles, strip)
+            pair = functions[name](number, row_tiles, column_tiles, strip)
         except ZeroDivisionError:
             tiles[f"program {number}"] = "a division by 0"
             continue
         finally:
             sys.settrace(traced)
-        if not isinstance(tile, (tuple, list)) or len(tile) != 2 or any(type(n) is not int for n in tile):
-            raise TypeError(f"tile_at returned {tile!r}; it must return two whole numbers")
-        tiles[f"program {number}"] = f"row tile {tile[0]}, column tile {tile[1]}"
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or any(type(n) is not int for n in pair):
+            raise TypeError(f"{name} returned {pair!r}; it must return two whole numbers")
+        if isinstance(asked, int):
+            return {"of x": pair[0], "of weight": pair[1]}
+        tiles[f"program {number}"] = f"row tile {pair[0]}, column tile {pair[1]}"
     return tiles
 
 
-def together(functions, programs, row_tiles, column_tiles, strip):
-    """How many tiles of x and of weight some programs load."""
-    import inspect
-    import sys
-
-    lines, cell = 0, inspect.unwrap(functions["tiles_loaded"]).__code__.co_filename
-
-    def count(frame, event, argument):
-        nonlocal lines
-        if frame.f_code.co_filename != cell:
-            return None
-        lines += event == "line"
-        if lines > 100_000:
-            raise TimeoutError("after 100,000 lines: it goes through tiles, rows, columns or strips one by one")
-        return count
-
-    traced = sys.gettrace()
-    sys.settrace(count)
-    try:
-        loaded = functions["tiles_loaded"](programs, row_tiles, column_tiles, strip)
-    except ZeroDivisionError:
-        return {"of x": "a division by 0", "of weight": "a division by 0"}
-    finally:
-        sys.settrace(traced)
-    if not isinstance(loaded, (tuple, list)) or len(loaded) != 2 or any(type(n) is not int for n in loaded):
-        raise TypeError(f"tiles_loaded returned {loaded!r}; it must return two whole numbers")
-    return {"of x": loaded[0], "of weight": loaded[1]}
-
-
 def ordered(*arguments):
-    return order({"tile_at": tile_of}, *arguments)
+    return answered({"tile_at": tile_of}, *arguments)
 
 
 def counted(*arguments):
-    return together({"tiles_loaded": loaded_by}, *arguments)
+    return answered({"tiles_loaded": loaded_by}, *arguments)
 
 
 def landmarks(row_tiles, column_tiles, strip):
@@ -124,9 +99,9 @@ def order_cases(draw):
         "1,000 programs, 2²⁰ × 5 tiles, a strip of 2⁴⁰": (1000, large, 5, 2**40),
     }
     return [
-        *(Case(name, (list(range(s[0] * s[1])), *s), "tile_at", order) for name, s in small.items()),
-        *(Case(name, (landmarks(*s), *s), "tile_at", order) for name, s in far.items()),
-        *(Case(name, s, "tiles_loaded", together) for name, s in programs.items()),
+        *(Case(name, (list(range(s[0] * s[1])), *s), "tile_at", answered) for name, s in small.items()),
+        *(Case(name, (landmarks(*s), *s), "tile_at", answered) for name, s in far.items()),
+        *(Case(name, s, "tiles_loaded", answered) for name, s in programs.items()),
     ]
 
 
@@ -141,11 +116,11 @@ def some_programs(draw, *, programs, row_tiles, column_tiles, strip):
 SIZES = {"row_tiles": (1, 2, 5, 6, 9, 11), "column_tiles": (1, 2, 3, 7), "strip": (1, 2, 3, 4, 8, 100)}
 PROMISED = {"row_tiles": "at least 1", "column_tiles": "at least 1", "strip": "The strip may be larger than row_tiles"}
 CONTRACTS = (
-    Contract(all_numbers, SIZES, PROMISED, entry="tile_at", driver=order, most=24),
+    Contract(all_numbers, SIZES, PROMISED, entry="tile_at", driver=answered, most=24),
     Contract(
         some_programs,
         choices={"programs": (1, 2, 3, 7, 16, 30, 132, 1000), **SIZES},
-        says={"programs": "1 … 1,000", **PROMISED}, entry="tiles_loaded", driver=together, most=36,
+        says={"programs": "1 … 1,000", **PROMISED}, entry="tiles_loaded", driver=answered, most=36,
     ),
 )  # fmt: skip
 
@@ -164,6 +139,9 @@ EXERCISE = Exercise(
         Mistake("not_whole_numbers", "The result is not two whole numbers. `/` gives a float even where nothing is "
             "left over: use `//`. Return two numbers, and neither a list of tiles nor their sum.", first=True,
             when=lambda case, seen, got: seen.error is not None and "two whole numbers" in seen.error.text),
+        Mistake("large_numbers", "Only results with very many tiles are wrong. 32 bits end at 2³¹, and a float32 has "
+            "24 bits, a float 53: divide whole numbers of Python by //.", every=True,
+            when=lambda case, seen, got: isinstance(case.args[0], list) and case.args[1] * case.args[2] > 2**24),
         Mistake("height_0", "A division by 0: for some program the height of the strip came out as 0. Either the "
             "height is wrong (row_tiles % strip is 0 if strip divides row_tiles), or the strip begins at row_tiles, "
             "one row tile behind the last.",

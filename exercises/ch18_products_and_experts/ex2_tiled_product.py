@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Mistake, edits, model_of
+from course_lib.checker import TRITON, Case, Contiguous, Exercise, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import any_strides, beyond_32_bits, last_exchanged
 from course_lib.checker.specification.requirements import MATRIX_PRODUCTS, Requirement
@@ -48,10 +48,10 @@ def operands(draw, rows, outer, inner, dtype=torch.float32, size=1.0):
 
 
 def up_and_down(draw):
-    """Sums that rise to 1,000, where float16 keeps halves, and come back to about 0."""
+    """Sums that rise to 1,000, where float16 keeps halves, and come back to about 0; products that it must round."""
     level = torch.where(torch.arange(512) < 256, 2000.0, -2000.0)
     weight = (level + draw.normal(20, 512, scale=15.0).round()).to(torch.float16)
-    return torch.full((3, 512), 2.0**-9, dtype=torch.float16), weight
+    return torch.full((3, 512), 1.125 * 2.0**-9, dtype=torch.float16), weight
 
 
 def fine_digits(draw):
@@ -63,7 +63,7 @@ def fine_digits(draw):
 
 
 def product_cases(draw):
-    prime, last = draw.choice((37, 53, 83)), operands(draw, 3, 5, 40)
+    prime, last = draw.choice((37, 53, 83)), operands(draw, 18, 18, 16)
     x, weight = operands(draw, 40, 50, 72)
     cases = [
         Case("16 × 16 × 16: one tile, one block", (*operands(draw, 16, 16, 16), 16, 16, 16)),
@@ -106,8 +106,9 @@ TILES = ((16, 16, 16), (16, 32, 64), (32, 16, 32), (64, 32, 16), (32, 64, 128), 
 CONTRACT = Contract(
     made,
     choices={
-        **{"rows": (1, 2, 15, 17, 33, 64, 129), "outer": (1, 3, 16, 31, 65, 128), "inner": (1, 2, 15, 16, 33, 65, 129)},
-        "dtype": (torch.float32, torch.float16), "size": (Level(1.0, ""), Level(200.0, "large values")),
+        **{"rows": (1, 2, 15, 17, 33, 64, 257), "outer": (1, 3, 16, 31, 65, 128), "inner": (1, 2, 15, 16, 33, 65, 129)},
+        "dtype": (torch.float32, torch.float16),
+        "size": (Level(1.0, ""), Level(2000.0, "large values"), Level(2.0**-12, "small values")),
         "blocks": tuple(Level(tile, "blocks of {} × {} × {}".format(*tile)) for tile in TILES),
         "x_layout": any_strides("x"), "weight_layout": any_strides("weight"),
     },
@@ -128,19 +129,21 @@ def loaded_and_stored(x, weight, block_m, block_n, block_k):
 
 
 @dataclass(frozen=True)
-class OneProgramATile(Requirement):
-    """One program for each tile of block_m × block_n."""
+class TilesAsGiven(Requirement):
+    """No larger tiles than the caller asks for: they would load less. A program may compute several, one by one."""
 
     id: str = "blocks_ignored"
 
     def complaint(self, case, seen):
         x, weight, block_m, block_n, _ = case.args
-        tiles = -(-x.shape[0] // block_m) * -(-weight.shape[0] // block_n)
-        if not seen.launches or seen.largest_grid >= tiles:
+        (rows, inner), outer = x.shape, len(weight)
+        least = x.element_size() * inner * (rows * -(-outer // block_n) + outer * -(-rows // block_m))
+        loaded = sum(counts["loaded"] for counts in seen.traffic.values())
+        if not (case.metered and seen.traffic) or loaded >= least:
             return None
         return (
-            f"{seen.largest_grid} programs were launched, but there are {tiles} tiles of {block_m} × {block_n}. Launch "
-            "one program for each tile, with the blocks that the caller gives."
+            f"Your kernel loaded {loaded:,} bytes, but with tiles of {block_m} × {block_n} it is {least:,}. Compute "
+            "the tiles that the caller asks for, and no larger ones."
         )
 
 
@@ -152,7 +155,7 @@ def rounded_on_the_way(case, seen, got):
     if not same or seen.out_of_bounds:
         return False
     error = (got.double().cpu() - right).abs()
-    off = error > torch.finfo(got.dtype).eps * right.abs() + 1e-5 * size
+    off = error > torch.finfo(got.dtype).eps * right.abs() + 1e-5 * size + 2.0**-24
     return bool(off.any() and (error <= 1e-2 * size).all())
 
 
@@ -173,14 +176,19 @@ EXERCISE = Exercise(
             elements=lambda x, weight, *blocks: max(x.shape[0] * weight.shape[0], x.numel(), weight.numel()),
             least_bytes=loaded_and_stored, reads=(0, 1),
         ),
-        OneProgramATile(),
+        TilesAsGiven(), Contiguous(),
     ),
     mistakes=(
+        Mistake("outer_from_inner", "The result has as many columns as the weight. `outer` is the number of the "
+            "weight's rows, weight.shape[0].", first=True, when=lambda case, seen, got: isinstance(got, torch.Tensor)
+            and got.shape == (len(case.args[0]), case.args[1].shape[1]) != (len(case.args[0]), len(case.args[1]))),
+        steps.IN_32_BITS,
         Mistake("writes_outside", "A store reaches past the result. Either it lacks the mask, row < rows and column "
             "< outer, or it takes another distance between rows than outer.",
             when=first_access("writes")),
         Mistake("reads_outside", "A load reaches past an operand. Mask the rows of x with row < rows, the rows of the "
-            "weight with column < outer, and both with k < inner; other=0.0.", when=first_access("reads", whole=True)),
+            "weight with column < outer, and both with k < inner; other=0.0.",
+            when=lambda case, seen, got: first_access("reads", whole=True)(case, seen, got) and steps.is_cut(case)),
         Mistake("rounded_on_the_way", "The result in 16 bits is only about right. Is a sum kept in 16 bits? Sums are "
             "float32, and the result is rounded once.", every=True,
             when=rounded_on_the_way),

@@ -65,6 +65,7 @@ def stream_cases(draw):
         case("4 programs, 3 tiles of 7 steps, two warps store slowly", 4, 3, 7, store_ticks=SLOW_WARPS),
         case("4 programs, 3 tiles of 5 steps, program 0 is slow", 4, 3, 5, step_ticks=(slow, 1, 1, 1)),
         case("5 programs, 2 tiles of 8 steps, programs 1 and 2 are slow", 5, 2, 8, step_ticks=(1, slow, 80, 1, 1)),
+        case("5 programs, 1 tile of 5 steps, program 0 is slow", 5, 1, 5, step_ticks=(slow, 1, 1, 1, 1)),
         case("3 programs, 4 tiles of 5 steps, the last is slow", 3, 4, 5, step_ticks=(1, 1, slow)),
         case(f"{prime} programs, 5 tiles of 9 steps", prime, 5, 9, 4, (1, 50, 3), SLOW_WARPS),
         case("3 programs, 40 tiles of 2 steps", 3, 40, 2, store_ticks=SLOW_WARP),
@@ -94,23 +95,14 @@ LEAVE, BARRIER, RAISE = 'yield ("leave",)', 'yield ("barrier",)', 'yield ("raise
 WAIT, ADD, STORE = 'yield ("wait", other)', 'yield ("add", other)', 'yield ("store", tile)'
 OWNER, BEFORE, SHARE = "stop == first + steps", "while start > first", "of * each + min(of, more)"
 WHOLE = "start == first and stop == first + steps"
-EVEN = (
-    "The steps are not shared evenly. With total = tiles · steps each program has total // programs of them, and the "
-    "first total % programs programs one more."
-)
-BARRIER_FIRST = (
-    "The flag is raised before all four warps have stored, so the owner adds a slot that is half full. The order is: "
-    "leave, barrier, raise."
-)
 CHANGES = (
     *edits("", ascending=("reversed(own)", "own")),
-    *edits(BARRIER_FIRST, raised_before_the_barrier=(BARRIER, RAISE, RAISE, BARRIER),
-        raised_before_the_barrier__none=(BARRIER, "pass"),
-        raised_before_the_barrier__early=(LEAVE, BARRIER, BARRIER, LEAVE)),
+    *edits("The flag is raised before all four warps have stored, so the owner adds a slot that is half full. The "
+        "order is: leave, barrier, raise.",
+        raised_before_the_barrier=(BARRIER, RAISE, RAISE, BARRIER),
+        raised_before_the_barrier__none=(BARRIER, "pass")),
     *edits("The flag is raised before the sums are stored. The order is: leave, barrier, raise.",
-        raised_before_leaving=(LEAVE, RAISE, BARRIER, LEAVE, RAISE, BARRIER),
-        raised_before_leaving__twice=(LEAVE, f"{RAISE}\n{LEAVE}"),
-        raised_before_leaving__and_multiplying=(LEAVE, "pass", BARRIER, RAISE, RAISE, f"{LEAVE}\n{BARRIER}")),
+        raised_before_leaving=(LEAVE, RAISE, BARRIER, LEAVE, RAISE, BARRIER)),
     *edits("A program leaves its sums and never raises its flag, so the owner waits forever.",
         never_raised=(RAISE, "pass")),
     *edits("The flag is raised, but the sums were never left: the slot still holds poison.",
@@ -128,11 +120,9 @@ CHANGES = (
         "while first_step(other, programs, tiles, steps) > first:\n    other -= 1")),
     *edits("The owner adds the slots of all programs before it, also of those that have no step of its tile. Stop at "
         "the tile's first step.",
-        too_many_parts=("start = first_step(other, programs, tiles, steps)", "start = first + (other > 0)"),
-        too_many_parts__one=(BEFORE, "while other > 0 and (start > first or other == number)")),
+        too_many_parts=("start = first_step(other, programs, tiles, steps)", "start = first + (other > 0)")),
     *edits("The owner also adds its own slot, in which it has left nothing. Begin with the program before it.",
-        own_slot_added=("other = other - 1\n", ""), own_slot_added__then_others=(
-        "other = other - 1", "pass", "start = first_step(other, programs, tiles, steps)",
+        own_slot_added=("other = other - 1", "pass", "start = first_step(other, programs, tiles, steps)",
         "start = first_step(other, programs, tiles, steps)\nother -= 1")),
     *edits("The owner is the program with the tile's first step, so it waits for programs that come later. Where there "
         "is no room for them they never begin. Let the program with the last step own the tile.",
@@ -151,41 +141,32 @@ CHANGES = (
         wrong_owner__last_program=(OWNER, "number == programs - 1 or stop == first + steps - 1")),
     *edits("The steps that are left over by the division are never done. The first total % programs programs have one "
         "more.",
-        remainder_dropped=(SHARE, "of * each"), remainder_dropped__at_least_one=(SHARE, "of * max(1, each)")),
-    *edits(EVEN, uneven=(SHARE, "min(total, of * -(-total // programs))"),
+        remainder_dropped=(SHARE, "of * each")),
+    *edits("The steps are not shared evenly. With total = tiles · steps each program has total // programs of them, "
+        "and the first total % programs programs one more.",
+        uneven=(SHARE, "min(total, of * -(-total // programs))"),
         uneven__last=(SHARE, "(of * each if of < programs else total)")),
     *edits("Where the steps cannot be shared evenly, the wrong programs have one more: the first total % programs of "
         "them should.",
         others_have_one_more=(SHARE, "of * each + max(0, of - (programs - more))"),
         others_have_one_more__spread=(SHARE, "of * total // programs"),
-        others_have_one_more__rounded=(SHARE, "round(of * total / programs)"),
         others_have_one_more__rounded_up=(SHARE, "-(-of * total // programs)")),
     *edits("Whole tiles were shared out. Share steps: a program may begin and end within a tile.",
         tiles_shared_out=(SHARE, "(of * (tiles // programs) + min(of, tiles % programs)) * steps"),
-        tiles_shared_out__rounded_up=(SHARE, "min(tiles, of * -(-tiles // programs)) * steps")),
-    *edits("A program begins one step too early or too late, or ends so. Program p does the steps first(p) … first(p + "
-        "1) - 1.",
+        tiles_shared_out__rounded_down=(SHARE, f"({SHARE}) // steps * steps")),
+    *edits("A range of steps is one step off. Program p does the steps first(p) … first(p + 1) - 1, and `multiply` the "
+        "steps begin … end - 1: `end` is not done.",
         one_step_off=("end = first_step(number + 1, programs, tiles, steps)",
         "end = first_step(number + 1, programs, tiles, steps) - 1"),
-        one_step_off__begin=("begin = first_step(number, programs, tiles, steps)",
-        "begin = first_step(number, programs, tiles, steps) + 1"),
-        one_step_off__end=("end = first_step(number + 1, programs, tiles, steps)",
-        "end = min(tiles * steps, first_step(number + 1, programs, tiles, steps) + 1)")),
-    *edits("`multiply` takes steps counted from the tile's first one, and was given numbers counted over all tiles.",
-        steps_of_all_tiles=("start - first, stop - first", "start, stop"),
-        steps_of_all_tiles__modulo=("start - first, stop - first", "start % steps, stop % steps")),
-    *edits("The end was taken for the last step. `multiply` does the steps begin … end - 1, and `end` is not done.",
         end_included=("stop - first)", "stop - first - 1)")),
+    *edits("`multiply` takes steps counted from the tile's first one, and was given numbers counted over all tiles.",
+        steps_of_all_tiles=("start - first, stop - first", "start, stop")),
     *edits("All of a tile's steps are done by each program that shares it. Cut them to the program's own.",
-        whole_tile_each=("start - first, stop - first", "0, steps"),
-        whole_tile_each__to_the_end=("start - first, stop - first", "start - first, steps"),
-        whole_tile_each__from_0=("start - first, stop - first", "0, stop - first")),
-    *edits("Only the last tile of a program's share is worked on.",
-        one_tile_alone=("reversed(own)", "own[-1:]"), one_tile_alone__the_first=("reversed(own)", "own[:1]")),
+        whole_tile_each=("start - first, stop - first", "0, steps")),
+    *edits("Only the last tile of a program's share is worked on.", one_tile_alone=("reversed(own)", "own[-1:]")),
     *edits("The owner waits for the wrong programs. The other parts of its tile come from the programs directly "
         "before it.",
-        wrong_program=("other = number\n", "other = number + 2\n"),
-        wrong_program__after=("other = other - 1", "other = other + 1")),
+        wrong_program=("other = other - 1", "other = other + 1")),
 )  # fmt: skip
 
 
@@ -204,6 +185,12 @@ EXERCISE = Exercise(
     id="18.3", title="Stream-K: the plan and the repair", entries=("program",), cases=stream_cases, oracle=played,
     contracts=(CONTRACT,), models=(model_of(played, CHANGES, (first_step, program), most_pairs=200),),
     mistakes=(
+        Mistake("steps_not_consecutive", "The steps of some program are not consecutive, or it does some of them "
+            "twice.", when=in_the("steps", ",")),
+        Mistake("other_shares", "Some program does other steps than it should. Of total = tiles · steps each program "
+            "has total // programs, the first total % programs programs have one more, and they take them in ascending "
+            "order.", when=lambda case, seen, got: in_the("ending", "finished")(case, seen, got)
+            and got["steps"] != played(*case.args)["steps"]),
         Mistake("waits_for_a_later_program", "A program waits for one that has no room to begin, so both wait forever. "
             "Programs begin in ascending order: let the owner of a tile be the program with its last step, which waits "
             "only for programs before it.", when=in_the("ending", "there is no room")),
@@ -214,10 +201,10 @@ EXERCISE = Exercise(
             when=in_the("ending", "impossible")),
         Mistake("several_parts", "A program leaves more than one part, and its slot has room for one. Of the tiles of "
             "a program only one can go on in later programs. Store the others.", when=in_the("parts", "left")),
-        Mistake("steps_not_consecutive", "The steps of some program are not consecutive, or it does some of them "
-            "twice.", when=in_the("steps", ",")),
         Mistake("slot_read_too_early", "A slot was added before all of its four quarters were stored. Leave, barrier, "
             "raise; and wait before you add.", when=in_the("tiles", "not stored yet")),
+        Mistake("not_stored_once", "Some tile is never stored, or more than once. The program with its last step "
+            "stores it, whether others have left parts of it or not.", when=in_the("tiles", "never stored", "times")),
     ),
     hints=(
         "Take 2 programs, 3 tiles of 4 steps. Write down the steps 0 to 11 and cut them into two halves. Which tile is "

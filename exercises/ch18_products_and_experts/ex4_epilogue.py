@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Mistake, model_of
+from course_lib.checker import TRITON, Case, Contiguous, Exercise, Mistake, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import CONTIGUOUS, beyond_32_bits, expanded, gaps
 from course_lib.checker.specification.requirements import MATRIX_PRODUCTS
@@ -15,11 +15,12 @@ from exercises.ch18_products_and_experts.gated_inputs import (
     block_by_block,
     cancelling,
     large_gates,
+    negative_gates,
     tensors,
     whole,
 )
 from exercises.ch18_products_and_experts.gated_slips import CHANGES
-from exercises.ch18_products_and_experts.product_steps import multiplied, numbers_of_tiles
+from exercises.ch18_products_and_experts.product_steps import IN_32_BITS, is_cut, multiplied, numbers_of_tiles
 from exercises.topics.evidence import first_access
 from exercises.topics.kernel_requirements import in_one_kernel
 from exercises.topics.pointers import load, put
@@ -36,7 +37,8 @@ def gated_product(x, weight, bias, residual, block_m, block_n, block_k):
     if bias is not None:
         gate = gate + load(bias, column, column < columns, 0.0).float()[..., None, :]
         up = up + load(bias, column + columns, column < columns, 0.0).float()[..., None, :]
-    result = gate * torch.sigmoid(gate) * up
+    active = gate * torch.sigmoid(gate)
+    result = active * up
     if residual is not None:
         places = row[..., None] * residual.stride(0) + column[..., None, :]
         result = result + load(residual, places, inside, 0.0).float()
@@ -49,7 +51,7 @@ def gated_cases(draw):
     def case(name, blocks, *sizes, metered=False, **choices):
         return Case(name, (*tensors(draw, *sizes, **choices), *blocks), metered=metered)
 
-    prime, last, alone = draw.choice((37, 53, 83)), tensors(draw, 3, 5, 40), {"bias": False, "residual": False}
+    prime, last, alone = draw.choice((37, 53, 83)), tensors(draw, 18, 18, 16), {"bias": False, "residual": False}
     cases = [
         case("16 × 16, 16 inner, no bias, no residual", (16, 16, 16), 16, 16, 16, **alone),
         case("20 rows, a hidden size of 40, 70 inner, no bias, no residual", (16, 32, 32), 20, 40, 70, **alone),
@@ -62,10 +64,12 @@ def gated_cases(draw):
         Case("float16, the residual takes away most of the product", (*cancelling(draw, "residual"), 16, 16, 16)),
         Case("float16, the biases take away most of the sums", (*cancelling(draw, "bias"), 16, 16, 16)),
         Case("rows with gaps that hold NaN", (*all_in_nan(tensors(draw, 20, 24, 40)), 16, 16, 32)),
+        Case("gates from −1 to −10,000", (*negative_gates(draw), 16, 32, 16)),
+        case("1 row, a hidden size of 1, 1 inner, a bias and a residual", (16, 16, 16), 1, 1, 1),
         case("64 × 32, 48 inner, tiles of 32 × 16, bytes counted", (32, 16, 16), 64, 32, 48, metered=True),
-        case("float16, 64 × 64, one tile, bytes counted", (64, 64, 32), 64, 64, 32, torch.float16, residual=False,
+        case("float16, 64 × 128, one tile, bytes counted", (64, 128, 32), 64, 128, 32, torch.float16, residual=False,
             metered=True),
-        case("128 × 16, 33 inner, tiles of 64 × 16, bytes counted", (64, 16, 32), 128, 16, 33, metered=True, **alone),
+        case("128 × 16, 33 inner, one tile, bytes counted", (128, 16, 32), 128, 16, 33, metered=True, **alone),
         *beyond_32_bits(draw, "rows of x", last[:1], *last[1:], 16, 16, 16),
         *beyond_32_bits(draw, "rows of weight", last[1:2], *last[2:], 16, 16, 16, before=last[:1]),
         *beyond_32_bits(draw, "rows of the residual", last[3:], 16, 16, 16, before=last[:3]),
@@ -117,12 +121,19 @@ EXERCISE = Exercise(
     id="18.4", title="The end of a product", entries=("gated_product",), cases=gated_cases, oracle=whole,
     plain=(block_by_block,), contracts=(CONTRACT,), needs=TRITON, uses_dot=True,
     models=(model_of(gated_product, CHANGES, (multiplied, numbers_of_tiles), most_pairs=80),),
-    requirements=in_one_kernel(
-        *MATRIX_PRODUCTS, "einsum", "dot", "inner", "tensordot", "silu", "sigmoid", "cat", "stack",
-        elements=lambda x, weight, *others: x.shape[0] * weight.shape[0] // 2,
-        least_bytes=loaded_and_stored, reads=(0, 1),
+    requirements=(
+        *in_one_kernel(
+            *MATRIX_PRODUCTS, "einsum", "dot", "inner", "tensordot", "silu", "sigmoid", "cat", "stack",
+            elements=lambda x, weight, *others: x.shape[0] * weight.shape[0] // 2,
+            least_bytes=loaded_and_stored, reads=(0, 1, 2, 3),
+        ),
+        Contiguous(),
     ),
     mistakes=(
+        IN_32_BITS,
+        Mistake("none_used", "The bias or the residual may be None: then there is nothing to ask for its strides, and "
+            "a kernel that gets None for a pointer may not load from it. It may ask `if pointer is not None`.",
+            when=lambda case, seen, got: seen.error is not None and "NoneType" in seen.error.text),
         Mistake("hidden_not_halved", "The result has as many columns as the weight has rows. These are gate and up "
             "together, so hidden is weight.shape[0] // 2.", first=True,
             when=lambda case, seen, got: isinstance(got, torch.Tensor) and got.dim() == 2
@@ -132,7 +143,7 @@ EXERCISE = Exercise(
             when=lambda case, seen, got: first_access("writes")(case, seen, got) and not seen.modified_inputs),
         Mistake("reads_outside", "A load reaches past a tensor. Mask the rows of x with row < rows, rows of the weight "
             "and biases with column < hidden, the residual with both, and products with k < inner.",
-            when=first_access("reads", whole=True)),
+            when=lambda case, seen, got: first_access("reads", whole=True)(case, seen, got) and is_cut(case)),
     ),
     hints=(
         "Begin with the product of 18.2, and give it a second sum: two tiles of the weight for each tile of x. Column "

@@ -52,6 +52,13 @@ def large_gates(draw):
     return x, weight, bias, residual
 
 
+def negative_gates(draw):
+    """silu is near 0 there, but it is not 0; up's sums are about 1."""
+    x = torch.stack([10 ** draw.uniform(20, low=0.0, high=4.0), torch.ones(20)], 1)
+    weight = torch.cat([torch.tensor([[-1.0, 0.0]]).expand(40, 2), torch.stack([torch.zeros(40), draw.normal(40)], 1)])
+    return x, weight, None, None
+
+
 def all_in_nan(given):
     x, weight, bias, residual = given
     return (*(in_nan(one) for one in (x, weight)), bias, in_nan(residual))

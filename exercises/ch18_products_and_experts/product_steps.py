@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from course_lib.checker import Mistake
 from course_lib.checker.specification.edits import edits
 from exercises.topics.pointers import load
 
@@ -27,71 +28,69 @@ def multiplied(x, weight, row, column, rows, columns, first, block_k):
     return sums
 
 
+def of_each(sentence, **ways):
+    """Slips for x and for weight: a "@" in the sentence, in a way's name or in its pieces is the tensor."""
+    return (
+        slip
+        for tensor in ("x", "weight")
+        for slip in edits(
+            sentence.replace("@", tensor),
+            **{way.format(tensor): tuple(piece.replace("@", tensor) for piece in ways[way]) for way in ways},
+        )
+    )
+
+
 ADDED = "sums + left.float() @ right.float().mT"
 X_ROWS, X_INNER, WEIGHT_ROWS, WEIGHT_INNER = "x.stride(0)", "x.stride(1)", "weight.stride(0)", "weight.stride(1)"
 X_MASK = "x_mask = (row < rows)[..., None] & (k < inner)"
 WEIGHT_MASK = "weight_mask = (column < columns)[..., None] & (k < inner)"
 BLOCKS, LEFT_K, RIGHT_K = "range(0, inner, block_k)", "k * x.stride(1)", "k * weight.stride(1)"
-NO_GAPS = (
-    "The rows of `{0}` are read as if they followed each other without a gap, or as if all were one. Row r begins r · "
-    "{0}.stride(0) elements after the first."
-)
-INNER_STRIDE = (
-    "The numbers of a row of `{0}` are read as if they lay side by side. In a transposed tensor they do not: they lie "
-    "{0}.stride(1) elements apart."
-)
-STEP = (
-    "The step to the next block has the wrong length. The next block of a row begins block_k · stride elements later, "
-    "with the stride of that tensor along inner, and a pointer moves once in each step of the loop."
-)
 ROW_STRIDES = (
-    *edits(NO_GAPS.format("x"), x_row_stride=(X_ROWS, "inner"), x_row_stride__0=(X_ROWS, "0"),
-        x_row_stride__1=(X_ROWS, "1")),
-    *edits(NO_GAPS.format("weight"), weight_row_stride=(WEIGHT_ROWS, "inner"), weight_row_stride__0=(WEIGHT_ROWS, "0"),
-        weight_row_stride__1=(WEIGHT_ROWS, "1")),
+    *of_each("The rows of `@` are read as if they followed each other without a gap. Row r begins r · @.stride(0) "
+        "elements after the first.",
+        **{"{}_row_stride": ("@.stride(0)", "inner"), "{}_row_stride__scaled": ("@.stride(0)", "inner * @.stride(1)")}),
     *edits("The rows of one tensor are read with a stride of the other. Each has its own.",
         strides_of_another=(WEIGHT_ROWS, X_ROWS), strides_of_another__x=(X_ROWS, WEIGHT_ROWS),
         strides_of_another__exchanged=(WEIGHT_ROWS, X_ROWS, X_ROWS, WEIGHT_ROWS)),
 )  # fmt: skip
 INNER_STRIDES = (
-    *edits(INNER_STRIDE.format("x"), x_inner_stride=(X_INNER, "1")),
-    *edits(INNER_STRIDE.format("weight"), weight_inner_stride=(WEIGHT_INNER, "1")),
-    *edits(INNER_STRIDE.format("x").replace("`x`", "either tensor").replace("x.stride(1)", "stride(1)"),
-        inner_strides=(X_INNER, "1", WEIGHT_INNER, "1")),
+    *of_each("The numbers of a row of `@` are read as if they lay side by side. In a transposed tensor they do not: "
+        "they lie @.stride(1) elements apart.", **{"{}_inner_stride": ("@.stride(1)", "1")}),
+    *edits("The numbers of a row of either tensor are read as if they lay side by side. In a transposed tensor they do "
+        "not: they lie stride(1) elements apart.", inner_strides=(X_INNER, "1", WEIGHT_INNER, "1")),
+    *edits("Both tensors are read as if they were contiguous: rows `inner` numbers long, one after the other. Each has "
+        "two strides of its own: hand the kernel all four.",
+        strides_ignored=(X_ROWS, "inner", X_INNER, "1", WEIGHT_ROWS, "inner", WEIGHT_INNER, "1")),
     *edits("One tensor is read with strides of the other. Each has its own.",
         strides_of_another__inner=(WEIGHT_INNER, X_INNER), strides_of_another__inner_x=(X_INNER, WEIGHT_INNER),
         strides_of_another__weight=(WEIGHT_INNER, X_INNER, WEIGHT_ROWS, X_ROWS),
         strides_of_another__both_of_x=(X_INNER, WEIGHT_INNER, X_ROWS, WEIGHT_ROWS),
-        strides_of_another__all=(X_INNER, WEIGHT_INNER, X_ROWS, WEIGHT_ROWS, WEIGHT_INNER, X_INNER, WEIGHT_ROWS,
-        X_ROWS)),
+        strides_of_another__all=(
+        X_INNER, WEIGHT_INNER, X_ROWS, WEIGHT_ROWS, WEIGHT_INNER, X_INNER, WEIGHT_ROWS, X_ROWS)),
     *edits("The two strides of `x` are exchanged: that reads it as its transpose.",
         x_transposed=(X_ROWS, X_INNER, X_INNER, X_ROWS)),
     *edits("The two strides of `weight` are exchanged, so it is taken for [inner, outer]. nn.Linear keeps [outer, "
         "inner]: a column of the result belongs to a row of the weight.",
         weight_taken_for_its_transpose=(WEIGHT_ROWS, WEIGHT_INNER, WEIGHT_INNER, WEIGHT_ROWS),
+        weight_taken_for_its_transpose__in_the_first_block=(WEIGHT_ROWS, WEIGHT_INNER,
+        RIGHT_K, "((k - start) * weight.stride(0) + start * weight.stride(1))"),
         weight_taken_for_its_transpose__contiguous=(WEIGHT_ROWS, "1", WEIGHT_INNER, "columns")),
-    *edits(STEP, step_without_stride=(LEFT_K, "(start + (k - start) * x.stride(1))",
+    *edits("The step to the next block has the wrong length. The next block of a row begins block_k · stride elements "
+        "later, with the stride of that tensor along inner, and a pointer moves once in each step of the loop.",
+        step_without_stride=(LEFT_K, "(start + (k - start) * x.stride(1))",
         RIGHT_K, "(start + (k - start) * weight.stride(1))"),
         step_without_stride__x=(LEFT_K, "(start + (k - start) * x.stride(1))"),
         step_without_stride__weight=(RIGHT_K, "(start + (k - start) * weight.stride(1))"),
-        step_without_stride__of_rows=(LEFT_K, "(start * x.stride(0) + (k - start) * x.stride(1))",
-        RIGHT_K, "(start * weight.stride(0) + (k - start) * weight.stride(1))"),
         step_without_stride__rows_of_x=(LEFT_K, "(start * x.stride(0) + (k - start) * x.stride(1))"),
-        step_without_stride__rows_of_weight=(RIGHT_K, "(start * weight.stride(0) + (k - start) * weight.stride(1))"),
-        step_without_stride__within=(LEFT_K, "(start * x.stride(1) + k - start)",
-        RIGHT_K, "(start * weight.stride(1) + k - start)"),
-        step_without_stride__within_x=(LEFT_K, "(start * x.stride(1) + k - start)"),
-        step_without_stride__within_weight=(RIGHT_K, "(start * weight.stride(1) + k - start)")),
+        step_without_stride__rows_of_weight=(RIGHT_K, "(start * weight.stride(0) + (k - start) * weight.stride(1))")),
 )  # fmt: skip
-BLOCK_0 = (
-    "Every step of the loop reads the first block again. Add the block's start to the positions along inner, in x and "
-    "in weight, or move both pointers on in each step."
-)
 LOOP = (
-    *edits(BLOCK_0, first_block_again=("start + torch.arange(block_k)", "torch.arange(block_k)"),
+    *edits("Every step of the loop reads the first block again. Add the block's start to the positions along inner, in "
+        "x and in weight, or move both pointers on in each step.",
+        first_block_again=("start + torch.arange(block_k)", "torch.arange(block_k)"),
         first_block_again__masked=("k * x", "(k - start) * x", "k * weight", "(k - start) * weight"),
-        first_block_again__x=("k * x", "(k - start) * x"), first_block_again__weight=("k * weight",
-        "(k - start) * weight")),
+        first_block_again__x=("k * x", "(k - start) * x"),
+        first_block_again__weight=("k * weight", "(k - start) * weight")),
     *edits("Only one block of inner counts, the last or the first. Add each block's product to the sums, which begin "
         "before the loop.",
         one_block_counts=(ADDED, "left.float() @ right.float().mT"),
@@ -102,47 +101,38 @@ LOOP = (
         last_block_lost__but_one=(BLOCKS, "range(0, max(1, inner // block_k) * block_k, block_k)")),
     *edits("One block of inner is left out although it is full: the loop begins too late or ends too soon.",
         full_block_lost=(BLOCKS, "range(block_k, inner, block_k)"),
-        full_block_lost__last=(BLOCKS, "range(0, inner - block_k, block_k)")),
+        full_block_lost__last=(BLOCKS, "range(0, inner - block_k, block_k)"),
+        full_block_lost__but_one=(BLOCKS, "range(0, max(1, inner - block_k), block_k)")),
     *edits("The loop steps along inner by another block's length than the one it loads. Both are block_k.",
-        wrong_step=(BLOCKS, "range(0, inner, 2 * block_k)"), wrong_step__half=(BLOCKS, "range(0, inner, block_k // 2)"),
-        wrong_step__64=(BLOCKS, "range(0, inner, 64)"), wrong_step__32=(BLOCKS, "range(0, inner, 32)"),
-        wrong_step__16=(BLOCKS, "range(0, inner, 16)")),
+        wrong_step=(BLOCKS, "range(0, inner, 2 * block_k)"), wrong_step__32=(BLOCKS, "range(0, inner, 32)")),
     *edits("Numbers behind the end of a row are multiplied. In the last block of inner load 0 where k is not less than "
         "inner, in x and in weight: NaN times 0 is NaN.",
         inner_not_masked=("& (k < inner)", "& (k >= 0)"),
         inner_not_masked__x=(X_MASK, "x_mask = (row < rows)[..., None] & (k >= 0)"),
         inner_not_masked__weight=(WEIGHT_MASK, "weight_mask = (column < columns)[..., None] & (k >= 0)"),
-        inner_not_masked__one_too_many=("& (k < inner)", "& (k <= inner)"),
-        inner_not_masked__one_too_many_x=(X_MASK, "x_mask = (row < rows)[..., None] & (k <= inner)"),
-        inner_not_masked__one_too_many_weight=(
-        WEIGHT_MASK, "weight_mask = (column < columns)[..., None] & (k <= inner)"),
-        inner_not_masked__the_block=("& (k < inner)", "& (k - start < inner)")),
+        inner_not_masked__one_too_many=("& (k < inner)", "& (k <= inner)")),
+    *edits("The mask compares the place within the block with inner, and so it is true everywhere but in the first "
+        "block. Compare the place in the row, start + the place within the block.",
+        masked_within_the_block=("& (k < inner)", "& (k - start < inner)")),
     *edits("Masked places were loaded as another number than 0, so each counts in the sums.",
         filled_with_1=("x_mask, 0.0", "x_mask, 1.0", "weight_mask, 0.0", "weight_mask, 1.0")),
-    *edits("The last number of inner is masked. The mask k < inner keeps the positions 0 … inner - 1.",
-        last_number_lost=("& (k < inner)", "& (k < inner - 1)"),
-        last_number_lost__x=(X_MASK, "x_mask = (row < rows)[..., None] & (k < inner - 1)"),
-        last_number_lost__weight=(WEIGHT_MASK, "weight_mask = (column < columns)[..., None] & (k < inner - 1)")),
     *edits("A mask compares positions with the length of another dimension: rows with rows, columns with outer, k with "
         "inner.",
         mask_of_another=("(k < inner)", "(k < rows)"), mask_of_another__outer=("(k < inner)", "(k < columns)"),
         mask_of_another__rows=("(row < rows)[..., None] & (k", "(row < columns)[..., None] & (k"),
-        mask_of_another__columns=("(column < columns)[..., None] & (k", "(column < rows)[..., None] & (k"),
-        mask_of_another__x_by_outer=(X_MASK, "x_mask = (row < rows)[..., None] & (k < columns)"),
-        mask_of_another__weight_by_rows=(WEIGHT_MASK, "weight_mask = (column < columns)[..., None] & (k < rows)")),
+        mask_of_another__columns=("(column < columns)[..., None] & (k", "(column < rows)[..., None] & (k")),
     *edits("The sums, or what is added to them, have 16 bits. Start them as tl.zeros in tl.float32, and round once, "
         "after the loop.",
         sums_in_16_bits=(ADDED, f"({ADDED}).to(x.dtype).float()"),
-        sums_in_16_bits__products=("left.float() @ right.float().mT",
-        "(left.float() @ right.float().mT).to(x.dtype).float()"),
-        sums_in_16_bits__always=(ADDED, f"({ADDED}).half().float()")),
-    *edits("The tile of weight was reshaped instead of transposed: reshape keeps the order of the numbers. Use "
-        "tl.trans, or load the tile as [BLOCK_K, BLOCK_N].",
-        reshaped=("right.float().mT", "right.float().reshape(*right.shape[:-2], right.shape[-1], right.shape[-2])")),
+        sums_in_16_bits__always=(ADDED, f"({ADDED}).half().float()"),
+        sums_in_16_bits__products=(ADDED, "sums + (left.float() @ right.float().mT).to(x.dtype).float()"),
+        sums_in_16_bits__products_always=(ADDED, "sums + (left.float() @ right.float().mT).half().float()")),
+    *edits("The tile of weight is not turned: the product takes it as [BLOCK_K, BLOCK_N]. Use tl.trans, for reshape "
+        "keeps the order of the numbers; or load the tile the other way round.",
+        not_turned=("right.float().mT", "right.float().reshape(*right.shape[:-2], right.shape[-1], right.shape[-2])")),
     *edits("Each product counts twice: tl.dot adds to the sums that it is given, so do not add them once more.",
         added_twice=(ADDED, "sums + 2.0 * (left.float() @ right.float().mT)"),
         added_twice__to_the_sums=(ADDED, "sums + sums + left.float() @ right.float().mT")),
-    *edits("The sums do not begin at 0.", sums_begin_at_1=("torch.zeros(1)", "torch.ones(1)")),
     *edits("The operands were rounded to 16 bits before the product, also those that are float32.",
         operands_in_16_bits__x=("left.float() @", "left.half().float() @"),
         operands_in_16_bits__weight=("right.float().mT", "right.half().float().mT"),
@@ -165,33 +155,40 @@ TILES = (
         first_tiles_alone__columns=(COLUMN_TILES, f"{COLUMN_TILES}[:1]")),
     *edits("The program's number is not multiplied by the block, so tiles overlap and most of the result is never "
         "written. A program's rows begin at its number times BLOCK_M, and its columns at its number times BLOCK_N.",
-        number_not_multiplied=(ROW_TILES, "(torch.arange(-(-rows // block_m))[:, None] + torch.arange(block_m))",
-        COLUMN_TILES, "torch.arange(-(-columns // block_n))[:, None] + torch.arange(block_n)"),
-        number_not_multiplied__rows=(ROW_TILES, "(torch.arange(-(-rows // block_m))[:, None] + torch.arange(block_m))"),
+        number_not_multiplied=(ROW_TILES, "(torch.arange(-(-rows // block_m))[:, None] + torch.arange(block_m))"),
         number_not_multiplied__columns=(COLUMN_TILES,
         "torch.arange(-(-columns // block_n))[:, None] + torch.arange(block_n)")),
-    *edits("The last row or column of the result is not stored: row < rows keeps the rows 0 … rows - 1.",
+    *edits("The last row, column or number of inner is masked. row < rows keeps the rows 0 … rows - 1, and so the "
+        "others.",
         last_row_not_stored=("inside = (row < rows)", "inside = (row < rows - 1)"),
-        last_row_not_stored__column=("(column < columns)[..., None, :]", "(column < columns - 1)[..., None, :]")),
+        last_row_not_stored__column=("(column < columns)[..., None, :]", "(column < columns - 1)[..., None, :]"),
+        last_number_lost=("& (k < inner)", "& (k < inner - 1)")),
     *edits("The numbers of tiles are exchanged: the grid counts the tiles of one dimension, and the kernel takes the "
         "number for the other.",
         tiles_exchanged=(ROW_TILES, f"{ROW_TILES}[:-(-columns // block_n)]",
         COLUMN_TILES, f"{COLUMN_TILES}[:-(-rows // block_m)]")),
-    *edits("The block of the other dimension is used: rows begin at the program's number times block_m and columns at "
-        "its number times block_n, and the grid counts them so.",
-        blocks_exchanged=(ROW_TILES, "numbers_of_tiles(rows, block_n)",
-        COLUMN_TILES, "numbers_of_tiles(columns, block_m)"),
-        blocks_exchanged__in_the_grid=(ROW_TILES, f"{ROW_TILES}[:-(-rows // block_n)]",
+    *edits("The block of the other dimension is used, in the grid or in the kernel: rows begin at the program's number "
+        "times block_m and columns at its number times block_n, and the grid counts them so.",
+        blocks_exchanged=(ROW_TILES, f"{ROW_TILES}[:-(-rows // block_n)]",
         COLUMN_TILES, f"{COLUMN_TILES}[:-(-columns // block_m)]"),
-        blocks_exchanged__rows=(ROW_TILES, f"{ROW_TILES}[:-(-rows // block_n)]"),
-        blocks_exchanged__columns=(COLUMN_TILES, f"{COLUMN_TILES}[:-(-columns // block_m)]"),
-        blocks_exchanged__start=("torch.arange(-(-count // block))[:, None] * block",
-        "torch.arange(-(-count // block))[:, None] * 16")),
-    *edits("The result was stored with another distance between its rows. It is new and contiguous: row r begins at "
-        "r · columns.",
+        blocks_exchanged__in_the_kernel=(ROW_TILES, "numbers_of_tiles(rows, block_n)[:-(-rows // block_m)]",
+        COLUMN_TILES, "numbers_of_tiles(columns, block_m)[:-(-columns // block_n)]")),
+    *edits("The result was stored with another distance between its rows, or column after column. It is new and "
+        "contiguous: element (r, c) lies at r · columns + c.",
         stored_with_another_stride=(PLACE, "row[..., None] * rows"),
         stored_with_another_stride__of_x=(PLACE, "row[..., None] * x.stride(0)"),
-        stored_with_another_stride__inner=(PLACE, "row[..., None] * x.shape[1]")),
-    *edits("The result was stored column after column, as its transpose. Element (r, c) lies at r · columns + c.",
+        stored_with_another_stride__inner=(PLACE, "row[..., None] * x.shape[1]"),
         stored_transposed=(f"{PLACE} + column[..., None, :]", "row[..., None] + column[..., None, :] * rows")),
 )  # fmt: skip
+IN_32_BITS = Mistake(
+    "offset_in_32_bits", "Only rows that begin beyond 2³¹ elements are wrong: an offset does not fit in 32 bits. "
+    "Convert row numbers, and the number of a tile's first row too, before you multiply: `row.to(tl.int64) * stride`.",
+    first=True, every=True, when=lambda case, seen, got: case.reaches_far,
+)  # fmt: skip
+
+
+def is_cut(case):
+    """Whether the last tile or block of some dimension is partly filled, so that a mask is needed there."""
+    x, weight, *others = case.args
+    outer = len(weight) // (2 if len(others) > 3 else 1)  # in 18.4 the weight holds gate and up
+    return any(size % block for size, block in zip((len(x), outer, x.shape[1]), others[-3:]))

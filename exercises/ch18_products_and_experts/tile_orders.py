@@ -27,10 +27,6 @@ FIRST, HEIGHT = "which * strip", "min(strip, row_tiles - first)"
 TILE, RESULT = "first + place % height, place // height", "return row, column"
 COUNT, LOADED = "range(min(programs, row_tiles * column_tiles))", "return of_x, of_weight"
 DISTINCT_ROWS, DISTINCT_COLUMNS = "len({row for row, column in tiles})", "len({column for row, column in tiles})"
-LAST_HEIGHT = (
-    "The last strip was taken to be as high as the others, so row tiles come out that do not exist. Its height is the "
-    "smaller one of strip and the row tiles that are left."
-)
 
 
 def whole_order(row, column):
@@ -39,7 +35,9 @@ def whole_order(row, column):
 
 
 ORDER = (
-    *edits(LAST_HEIGHT, last_strip_too_high=(HEIGHT, "strip")),
+    *edits("The last strip was taken to be as high as the others, so row tiles come out that do not exist. Its height "
+        "is the smaller one of strip and the row tiles that are left.",
+        last_strip_too_high=(HEIGHT, "strip")),
     *edits("A strip higher than the result is cut to row_tiles, but the last of several strips is not. Its height is "
         "the smaller one of strip and the row tiles that are left, row_tiles - first.",
         only_one_strip_cut=(HEIGHT, "min(strip, row_tiles)")),
@@ -60,29 +58,23 @@ ORDER = (
     *edits("The number is taken modulo one side and divided by the other, so some tiles come twice and others never. "
         "Divide by one number, and take the remainder by the same one.",
         divisor_and_remainder_differ=whole_order("number % column_tiles", "number // row_tiles"),
-        divisor_and_remainder_differ__rows=whole_order("number // row_tiles", "number % column_tiles"),
-        divisor_and_remainder_differ__too=whole_order("number // column_tiles", "number % row_tiles"),
-        divisor_and_remainder_differ__strip=(PLACE, "number % (strip * row_tiles)"),
-        divisor_and_remainder_differ__which=(WHICH, "number // (strip * row_tiles)")),
+        divisor_and_remainder_differ__strip=(PLACE, "number % (strip * row_tiles)")),
     *edits("A strip has strip · column_tiles tiles, but another number was used.",
         wrong_tiles_of_a_strip=(OF_A_STRIP, "strip * row_tiles"),
-        wrong_tiles_of_a_strip__square=(OF_A_STRIP, "strip * strip"),
-        wrong_tiles_of_a_strip__columns=(OF_A_STRIP, "column_tiles")),
-    *edits("The number of the strip was added as it is. Strip n begins at row tile n · strip.",
-        strip_number_as_row=(FIRST, "which")),
-    *edits("Every strip begins at row tile 0. Strip n begins at row tile n · strip.",
-        all_strips_at_row_0=("first + place % height", "place % height")),
-    *edits("The place was not counted from the strip's beginning, so columns beyond the last one come out. Take the "
-        "number modulo strip · column_tiles first.",
-        place_not_reduced=(PLACE, "number"), place_not_reduced__column=("place // height", "number // height"),
-        place_not_reduced__row=("place % height", "number % height")),
-    *edits("Where the strip does not divide row_tiles, the last strip was moved up until it is whole, so some tiles "
-        "are computed twice. It should be thinner.",
+        wrong_tiles_of_a_strip__which=(WHICH, "number // (strip * row_tiles)", HEIGHT,
+        "min(strip, max(1, row_tiles - first))")),
+    *edits("A strip begins at the wrong row tile. Strip n begins at row tile n · strip.",
+        strip_number_as_row=(FIRST, "which"), all_strips_at_row_0=("first + place % height", "place % height")),
+    *edits("The place was not counted from the strip's beginning. The strips before it have first · column_tiles "
+        "tiles: take the number modulo strip · column_tiles first.",
+        place_not_reduced=(PLACE, "number"), place_not_reduced__row=("place % height", "number % height"),
+        wrong_place=(PLACE, "number - which * strip")),
+    *edits("Where the strip does not divide row_tiles, some tiles are computed twice: the last strip was moved up, or "
+        "its row tiles were forced into the result. It should be thinner.",
         last_strip_moved_up=(HEIGHT, "min(strip, row_tiles)",
-        TILE, "min(first, row_tiles - height) + place % height, place // height")),
-    *edits("Row tiles beyond the last one were moved to the last one, so its tiles are computed several times. The "
-        "last strip should be thinner.",
-        rows_clamped=(HEIGHT, "strip", "first + place % height", "min(first + place % height, row_tiles - 1)")),
+        TILE, "min(first, row_tiles - height) + place % height, place // height"),
+        rows_clamped=(HEIGHT, "strip", "first + place % height", "min(first + place % height, row_tiles - 1)"),
+        rows_wrapped=(HEIGHT, "strip", "first + place % height", "(first + place % height) % row_tiles")),
     *edits("The height of the last strip is the remainder row_tiles % strip even where that is 0, or in all strips. "
         "Take the smaller one of strip and the row tiles that are left.",
         remainder_as_height=(HEIGHT, "row_tiles % strip"),
@@ -91,9 +83,7 @@ ORDER = (
     *edits("Every second strip, or every second column, is walked backwards. All of them go down, and to the right.",
         there_and_back=("place // height", "abs(place // height - which % 2 * (column_tiles - 1))"),
         there_and_back__columns=("first + place % height",
-        "first + abs(place % height - place // height % 2 * (height - 1))"),
-        there_and_back__up=("first + place % height", "first + height - 1 - place % height"),
-        there_and_back__left=("place // height", "column_tiles - 1 - place // height")),
+        "first + abs(place % height - place // height % 2 * (height - 1))")),
     *edits("All strips were made about equally high. They have `strip` row tiles each, and the last one what is left.",
         strips_made_equal=("of_a_strip = ", "strip = -(-row_tiles // -(-row_tiles // strip))\nof_a_strip = ")),
     *edits("The row tiles that are left over were added to the last whole strip, so it is too high. They are a strip "
@@ -109,34 +99,27 @@ ORDER = (
         counted_from_1__forward=("of_a_strip = ", "number = number + 1\nof_a_strip = ")),
     *edits("A quotient was rounded up or to the nearest number. Whole columns and strips that lie before a tile are "
         "counted by //.", rounded_up=("place // height", "-(-place // height)"),
-        rounded_up__nearest=("place // height", "round(place / height)"),
-        rounded_up__strip=(WHICH, "-(-number // of_a_strip)", HEIGHT, "max(1, min(strip, row_tiles - first))")),
-    *edits("The height of a strip was computed from the wrong numbers, or by max in the place of min. It is the "
-        "smaller one of strip and the row tiles that are left, row_tiles - first.",
+        rounded_up__nearest=("place // height", "round(place / height)")),
+    *edits("The height of a strip was computed from the wrong numbers, by max in the place of min, or off by one. It "
+        "is the smaller one of strip and the row tiles that are left, row_tiles - first.",
         wrong_height=(HEIGHT, "max(strip, row_tiles - first)"),
-        wrong_height__columns=(HEIGHT, "min(strip, column_tiles - first)"),
-        wrong_height__columns_at_least_1=(HEIGHT, "max(1, min(strip, column_tiles - first))")),
-    *edits("Row tiles beyond the last one begin again at 0, by a remainder, so some tiles are computed twice. The last "
-        "strip should be thinner.",
-        rows_wrapped=(HEIGHT, "strip", "first + place % height", "(first + place % height) % row_tiles")),
-    *edits("The place in the strip is wrong: the strips before it have first · column_tiles tiles, and another number "
-        "was subtracted.",
-        wrong_place=(PLACE, "number - which * strip"), wrong_place__which=(PLACE, "number - which"),
-        wrong_place__rows=(PLACE, "number - which * strip * row_tiles"),
-        wrong_place__modulo=(PLACE, "number % column_tiles")),
-    *edits("The height of the last strip is off by one. row_tiles - first row tiles are left.",
-        height_off_by_one=(HEIGHT, "max(1, min(strip, row_tiles - first - 1))"),
-        height_off_by_one__more=(HEIGHT, "min(strip, row_tiles - first + 1)")),
+        wrong_height__columns=(HEIGHT, "max(1, min(strip, column_tiles - first))"),
+        height_off_by_one=(HEIGHT, "min(strip, row_tiles - first + 1)"),
+        height_off_by_one__less=(HEIGHT, "max(1, min(strip, row_tiles - first - 1))")),
 )  # fmt: skip
+FORMULA = "-(-len(tiles) // min(strip, row_tiles))"
+STARTED = "-(-len(tiles) // (strip * column_tiles)) * strip"
 TOGETHER = (
     *edits("The two numbers are exchanged. Tiles of x come first: one for each row of tiles that is at work.",
         exchanged__numbers=(LOADED, "return of_weight, of_x")),
     *edits("Each program's tiles were counted, also those that another program loads too. Count each tile once.",
         counted_twice=(DISTINCT_ROWS, "len(tiles)", DISTINCT_COLUMNS, "len(tiles)"),
-        counted_twice__x=(DISTINCT_ROWS, "len(tiles)"), counted_twice__weight=(DISTINCT_COLUMNS, "len(tiles)")),
+        counted_twice__x=(DISTINCT_ROWS, "len(tiles)")),
     *edits("All programs were counted, although there are fewer tiles. There are row_tiles · column_tiles tiles, and "
         "further programs have nothing to do.",
-        more_programs_than_tiles=(COUNT, "range(programs)")),
+        more_programs_than_tiles=(COUNT, "range(programs)"),
+        more_programs_than_tiles__cut=(COUNT, "range(programs)", "min(strip, row_tiles - first)",
+        "min(strip, max(1, row_tiles - first))")),
     *edits("One program too many or too few was counted. They are the programs 0 … programs - 1.",
         one_program_off=(COUNT, "range(min(programs - 1, row_tiles * column_tiles))"),
         one_program_off__more=(COUNT, "range(min(programs + 1, row_tiles * column_tiles))"),
@@ -144,30 +127,22 @@ TOGETHER = (
         one_program_off__first=(COUNT, "range(1, min(programs, row_tiles * column_tiles))")),
     *edits("Only the tile of the last program was counted. Where the programs have come to a new column or strip, it "
         "does not have the largest numbers.",
-        last_program_alone=(LOADED, "return tiles[-1][0] + 1, tiles[-1][1] + 1"),
-        last_program_alone__x=(DISTINCT_ROWS, "tiles[-1][0] + 1"),
-        last_program_alone__weight=(DISTINCT_COLUMNS, "tiles[-1][1] + 1")),
+        last_program_alone=(LOADED, "return tiles[-1][0] + 1, tiles[-1][1] + 1")),
     *edits("The largest number of a tile is one less than how many there are, because tiles are counted from 0.",
         largest_number=(DISTINCT_ROWS, "max(row for row, column in tiles)",
         DISTINCT_COLUMNS, "max(column for row, column in tiles)")),
-    *edits("The formula holds only within the first strip. Where the programs go on to the next strip, its row tiles "
-        "are loaded too, and so are all tiles of the weight.",
-        first_strip_alone=(LOADED, "return min(strip, row_tiles, len(tiles)), "
-        "min(column_tiles, -(-len(tiles) // min(strip, row_tiles)))"),
-        first_strip_alone__uncut=(LOADED, "return min(strip, row_tiles, programs), -(-programs // "
-        "min(strip, row_tiles))"),
-        first_strip_alone__columns=(LOADED, "return min(strip, row_tiles), "
-        "min(column_tiles, -(-len(tiles) // min(strip, row_tiles)))"),
-        first_strip_alone__high=(LOADED, "return min(strip, len(tiles)), min(column_tiles, -(-len(tiles) // strip))"),
+    *edits("The formula does not hold everywhere. It must count fewer where the programs do not fill a column, a strip "
+        "or the result, and more where they go on to the next strip. Collect the tiles of tile_at instead.",
+        first_strip_alone=(LOADED, f"return min(strip, row_tiles, len(tiles)), min(column_tiles, {FORMULA})"),
+        first_strip_alone__uncut=(LOADED, f"return min(strip, row_tiles, len(tiles)), {FORMULA}"),
+        first_strip_alone__columns=(LOADED, f"return min(strip, row_tiles), min(column_tiles, {FORMULA})"),
         first_strip_alone__simple=(LOADED, "return strip, -(-programs // strip)"),
-        first_strip_alone__down=(LOADED, "return min(strip, row_tiles), max(1, len(tiles) // min(strip, row_tiles))")),
-    *edits("The row tiles of whole strips were counted. In a strip that the programs have only begun, count only the "
-        "row tiles that they have reached.",
-        whole_strips=(LOADED, "return min(row_tiles, -(-len(tiles) // (strip * column_tiles)) * strip), of_weight")),
-    *edits("All tiles of the result were counted, and not those of the programs that run together.",
-        all_tiles=(LOADED, "return row_tiles, column_tiles")),
-    *edits("The tiles of all row tiles or all column tiles were counted. Only those that a program computes are "
-        "loaded.",
+        first_strip_alone__by_columns=(LOADED, f"columns = min(column_tiles, {FORMULA})\n"
+        "return min(row_tiles, -(-len(tiles) // columns)), columns"),
+        whole_strips=(LOADED, f"return min(row_tiles, {STARTED}), of_weight"),
+        whole_strips__formula=(LOADED, f"return min(row_tiles, len(tiles), {STARTED}), min(column_tiles, {FORMULA})")),
+    *edits("All row tiles or all column tiles were counted. Only those of programs that run together are loaded.",
+        all_tiles=(LOADED, "return row_tiles, column_tiles"),
         all_tiles__of_weight=(LOADED, "return of_x, column_tiles"),
         all_tiles__of_x=(LOADED, "return row_tiles, of_weight")),
     *without(ORDER, "exchanged", "all_strips_at_row_0"),

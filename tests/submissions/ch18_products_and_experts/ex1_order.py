@@ -98,6 +98,10 @@ WRONG = {
     "counted_from_1__in_the_loop": wrong(("in range(programs)", "in range(1, programs + 1)")),
     "last_program_alone": wrong((LOADED, "return tiles[-1][0] + 1, tiles[-1][1] + 1")),
     "largest_number": wrong((LOADED, "return max(row for row, _ in tiles), max(column for _, column in tiles)")),
+    "large_numbers": wrong((FIRST, "int(torch.tensor(float(number)) / (strip * column_tiles)) * strip"),
+                           (PLACE, "number - first_row * column_tiles")),
+    "first_strip_alone__by_columns": wrong((LOADED, "columns = min(column_tiles, -(-programs // min(strip, row_tiles)))"
+                                            "\n    return min(row_tiles, -(-programs // columns)), columns")),
     "first_strip_alone": wrong((LOADED, "height = min(strip, row_tiles, programs)\n    return height, "
                                         "min(column_tiles, -(-programs // min(strip, row_tiles)))")),
     "all_tiles": wrong((LOADED, "return row_tiles, column_tiles")),
@@ -114,6 +118,13 @@ WRONG = {
 }  # fmt: skip
 
 UNUSUAL = {
+    "the strip and the column by halving": of_tiles(("low, high = 0, -(-row_tiles // strip)",
+        "while high - low > 1:", "    middle = (low + high) // 2",
+        "    low, high = (middle, high) if middle * strip * column_tiles <= number else (low, middle)",
+        "first = low * strip", "height, place = min(strip, row_tiles - first), number - first * column_tiles",
+        "low, high = 0, column_tiles", "while high - low > 1:", "    middle = (low + high) // 2",
+        "    low, high = (middle, high) if middle * height <= place else (low, middle)",
+        "return first + place - low * height, low")),
     "divmod twice, as lists": of_tiles(("which, place = divmod(number, strip * column_tiles)",
         "height = min(strip, row_tiles - which * strip)", "column, row = divmod(place, height)",
         "return [which * strip + row, column]")),

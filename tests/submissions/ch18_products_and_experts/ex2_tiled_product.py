@@ -1,5 +1,7 @@
 """Wrong answers to exercise 18.2, and unusual right ones."""
 
+from textwrap import indent
+
 from tests.submissions.edits import changed
 
 ROW, COLUMN = "tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)", "tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)"
@@ -26,6 +28,15 @@ HALF = (
 
 def wrong(*replacements):
     return changed("18.2", *replacements)
+
+
+def two_programs():
+    """All row tiles of a column by two programs: the kernel's body in a loop."""
+    source = wrong((ROW, "tile * BLOCK_M + tl.arange(0, BLOCK_M)"), (GRID, "(2, triton.cdiv(outer, block_n))"))
+    head, rest = source.split("    row = ")
+    body, tail = rest.split("\n\n\n", 1)
+    loop = "    for tile in range(tl.program_id(0), tl.cdiv(rows, BLOCK_M), 2):\n"
+    return f"{head}{loop}{indent('    row = ' + body, '    ')}\n\n\n{tail}"
 
 
 def advanced(x_step, weight_step):
@@ -73,7 +84,7 @@ WRONG = {
     "operands_in_16_bits": wrong((DOT, "sums = tl.dot(x_tile.to(tl.float16), tl.trans(weight_tile).to(tl.float16), "
                                        "sums)")),
     "added_twice": wrong((DOT, f"{DOT}\n        {DOT}")),
-    "reshaped": wrong((DOT, DOT.replace("tl.trans(weight_tile)", "tl.reshape(weight_tile, [BLOCK_K, BLOCK_N])"))),
+    "not_turned": wrong((DOT, DOT.replace("tl.trans(weight_tile)", "tl.reshape(weight_tile, [BLOCK_K, BLOCK_N])"))),
     "number_not_multiplied": wrong((ROW, "tl.program_id(0) + tl.arange(0, BLOCK_M)")),
     "last_row_not_stored": wrong((INSIDE, "(row < rows - 1)[:, None] & (column < outer)[None, :]")),
     "blocks_ignored": wrong(("BLOCK_M=block_m, BLOCK_N=block_n", "BLOCK_M=128, BLOCK_N=128"),
@@ -98,6 +109,15 @@ WRONG = {
     "reads_outside": wrong((X_MASK, "(k < inner)")),
     "reads_outside__weight": wrong((WEIGHT_MASK, "(k < inner)")),
     "offset_in_32_bits": wrong((X_ROWS, X_ROWS.replace(".to(tl.int64)", ""))),
+    "offset_in_32_bits__of_the_tile": wrong((X_ROWS, "x_rows = x_pointer + (tl.program_id(0) * BLOCK_M * x_row_stride "
+        "+ tl.arange(0, BLOCK_M).to(tl.int64)[:, None] * x_row_stride)")),
+    "strides_ignored": wrong((STRIDES, "inner, 1, inner, 1")),
+    "outer_from_inner": wrong(("(rows, inner), outer = x.shape, weight.shape[0]", "(rows, inner), outer = x.shape, "
+                               "weight.shape[1]")),
+    "masked_within_the_block": wrong(("k < inner", "k - start < inner")),
+    "not_contiguous": wrong((f"{PLACE} + column[None, :]", "row.to(tl.int64)[:, None] + column[None, :] * rows"),
+        ("torch.empty(rows, outer, dtype=x.dtype, device=x.device)", "torch.empty(outer, rows, dtype=x.dtype, "
+         "device=x.device).t()")),
     "offset_in_32_bits__weight": wrong((WEIGHT_ROWS, WEIGHT_ROWS.replace(".to(tl.int64)", ""))),
     "too_many_bytes": wrong((DOT, f"again = tl.load({X_AT}, mask={X_MASK}, other=0.0)\n        {DOT}\n        "
                                   "sums += 0 * tl.sum(again.to(tl.float32))")),
@@ -154,6 +174,7 @@ def product(x, weight, block_m, block_n, block_k):
         (ROW, "tl.program_id(0) % tl.cdiv(rows, BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)"),
         (COLUMN, "tl.program_id(0) // tl.cdiv(rows, BLOCK_M) * BLOCK_N + tl.arange(0, BLOCK_N)"),
         (GRID, "(triton.cdiv(rows, block_m) * triton.cdiv(outer, block_n),)")),
+    "two programs for all tiles of rows": two_programs(),
     "operands made float32": wrong((DOT, 'sums += tl.dot(x_tile.to(tl.float32), tl.trans(weight_tile).to(tl.float32), '
                                          'input_precision="ieee")')),
 }  # fmt: skip

@@ -99,6 +99,11 @@ WRONG = {
     "waits_for_a_later_program": wrong((OWNER, "if end < (tile + 1) * steps and number + 1 < programs:\n"
         '            yield "wait", number + 1\n        if end == (tile + 1) * steps')),
     "waits_forever": wrong((WAIT, '                yield "wait", number\n')),
+    "other_shares": wrong(("def first_step(of)", "programs = min(programs, tiles)\n    if number >= programs:\n        "
+                           "return\n\n    def first_step(of)")),
+    "not_stored_once": wrong(('            yield "store", tile\n', '            if other < number:\n'
+                              '                yield "store", tile\n')),
+    "slot_read_too_early__far_away": wrong((WAIT, f"                if number - other < 4:\n    {WAIT}")),
     "several_parts": wrong(('            yield "store", tile\n', f'            yield "store", tile\n{PART}')),
     "steps_not_consecutive": HEAD + """def program(number, programs, tiles, steps):
     for tile in range(tiles):
