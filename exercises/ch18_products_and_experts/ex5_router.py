@@ -95,7 +95,7 @@ def router_cases(draw):
              dtype=torch.float16),
         Case("balance: loads 10, 4, 4, 2", (biased, torch.tensor([10, 4, 4, 2]), 0.1), "balanced"),
         balance("any", 8), balance("some equal the mean", 9), balance("one full expert", 8, mean=3.0),
-        balance("near 2⁴⁰", 7), balance("20 and 21", 12), balance("of all sizes", 9),
+        balance("near 2⁴⁰", 7), balance("10⁶ and 1 more", 12), balance("of all sizes", 9),
     ]  # fmt: skip
 
 

@@ -28,7 +28,7 @@ LOADS = {
     "one full expert": lambda draw, experts: (torch.arange(experts) == experts // 2) * 4096,
     "near 2⁴⁰": lambda draw, experts: 2**40 - draw.integers(experts, low=0, high=3),
     "of all sizes": lambda draw, experts: 2 ** (5 * torch.arange(experts) % 41),
-    "20 and 21": lambda draw, experts: 20 + (torch.arange(experts) > 0).long(),
+    "10⁶ and 1 more": lambda draw, experts: 1_000_000 + (torch.arange(experts) > 0).long(),
 }
 
 
