@@ -11,21 +11,16 @@ from course_lib.checker import Case, Exercise, Mistake, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.requirements import Requirement
 from exercises.ch18_products_and_experts.arranging import (
-    IN_ORDER,
+    ARRANGED,
+    IN_SUM,
     ORDERS,
     SERVED,
     arrangement,
     choices_of,
-    fails_where_nothing_is_served,
-    filled_at_the_end,
-    first_of_tokens,
-    in_runs,
-    not_ascending,
+    missing_rows,
     ordered,
-    real_ones_first,
     to_arrange,
 )
-from exercises.ch18_products_and_experts.combining_slips import IN_SUM
 
 INF, NAN = math.inf, math.nan
 
@@ -88,8 +83,8 @@ def to_combine(
     if numbers == "large rows that cancel":
         choice = (slots % k).float()[:, None]
         rows, weights = 3e4 * (1 - 2 * (choice % 2)) + 4e3 * rows.clamp(-2, 2), 1 + 0.03 * weights.clamp(-2, 2)
-    if numbers == "shares":
-        weights = weights.softmax(-1)
+    if numbers == "large weights":
+        weights = 300 * weights
     rows[slots == tokens * k] = rubbish
     return rows.to(dtype), slots, weights
 
@@ -113,9 +108,10 @@ def arrange_cases(draw):
         order("experts 0 and 3 have no token", [[1, 2], [2, 1]], 4, 2),
         order("a choice that is not served", [[1, -1], [-1, 0], [1, 0]], 3, 2),
         order("no choice is served", [[-1, -1]], 3, 4),
-        order("one expert", [[0], [0], [0]], 1, 2),
+        drawn("one expert, three full blocks of 7", tokens=21, k=1, count=1, block=7),
         drawn("50 tokens, k = 4, 8 experts, blocks of 16", tokens=50, k=4, count=8, block=16),
         drawn("3 experts, long lists", tokens=300, k=2, count=3, block=16, which="some not served"),
+        drawn("300 experts", tokens=200, k=6, count=300, block=4),
         back("combine: k = 1", tokens=5, k=1, rubbish=0.0),
         back("combine: k = 2, all served", tokens=6, k=2, rubbish=0.0),
         back("combine: NaN at the sentinels", tokens=6, k=3),
@@ -132,10 +128,10 @@ SUMS = Contract(
     to_combine,
     choices={
         "tokens": (1, 2, 33), "k": (1, 2, 3, 8), "count": (1, 5, 16), "block": (1, 4, 16), "width": (1, 2, 7, 33),
-        "which": tuple(Level(one, one) for one in (*SERVED[:2], *SERVED[3:6])),
+        "which": tuple(Level(one, one) for one in SERVED[:4]),
         "dtype": (torch.float32, torch.float16, torch.bfloat16),
         "rubbish": (Level(NAN, "NaN at the sentinels"), Level(INF, "inf at the sentinels"), Level(7.0, "")),
-        "numbers": (Level("", ""), *(Level(one, one) for one in ("large rows that cancel", "shares"))),
+        "numbers": (Level("", ""), *(Level(one, one) for one in ("large rows that cancel", "large weights"))),
     },
     says={"tokens": "float32 [tokens, k]", "which": "There may be no place at all", "rubbish": "may hold anything, NaN",
           "dtype": "float32, float16 or bfloat16", "width": "[places, width]", "numbers": "any finite numbers"},
@@ -144,22 +140,33 @@ SUMS = Contract(
 )  # fmt: skip
 
 
-def missing_rows(rows, slots, weights, place):
-    """What choices without a place add if each takes this row."""
-    there = torch.zeros(weights.numel() + 1, dtype=torch.bool)
-    there[slots.long()] = True
-    if not len(rows):
-        return torch.zeros(())
-    return (weights * ~there[:-1].view(weights.shape)).sum(1, keepdim=True) * rows[place].float()
+def not_ascending(case, seen, got):
+    """The right slots for each expert, in another order."""
+    if len(case.args) != 3 or case.entry != "arrange" or not isinstance(got, (tuple, list)) or len(got) != 2:
+        return False
+    right = arrangement(*case.args)
+    if not all(isinstance(one, torch.Tensor) and one.shape == its.shape for one, its in zip(got, right)):
+        return False
+    slots, found, sentinel = right[0].long(), got[0].long(), case.args[0].numel()
+    expert = right[1].long().repeat_interleave(case.args[2]) * (sentinel + 1)
+    same = torch.equal((found + expert).sort().values, (slots + expert).sort().values)
+    ascending = torch.equal(found, slots) or not torch.equal(found == sentinel, slots == sentinel)
+    return same and not ascending and torch.equal(got[1].long(), right[1].long())
+
+
+def fails_where_nothing_is_served(case, seen, got):
+    """An error where there are no places at all, and none of dtypes or of a number below 0."""
+    if seen.error is None or "dtype" in seen.error.text or "non-negative" in seen.error.text:
+        return False
+    return len(case.args[1]) == 0 if case.entry == "combine" else bool((case.args[0] < 0).all())
 
 
 def fails_without_a_place(case, seen, got):
     """An error of sizes, where some choice has no place."""
     if case.entry != "combine" or seen.error is None or " size" not in seen.error.text:
         return False
-    if "out of bounds" in seen.error.text:
-        return False
-    return 0 < int((case.args[1] < case.args[2].numel()).sum()) < case.args[2].numel()
+    placed = int((case.args[1] < case.args[2].numel()).sum())
+    return "out of bounds" not in seen.error.text and 0 < placed < case.args[2].numel()
 
 
 def summed_in_16_bits(case, seen, got):
@@ -173,21 +180,17 @@ def summed_in_16_bits(case, seen, got):
     return bool(((got.double() - right).abs() <= 6 * torch.finfo(rows.dtype).eps * size).all())
 
 
-OF_SLIPS = (first_of_tokens, in_runs, real_ones_first, filled_at_the_end)
 EXERCISE = Exercise(
     id="18.6", title="From tokens to experts and back", entries=("arrange", "combine"), cases=arrange_cases,
-    oracle={"arrange": ordered, "combine": combination},
-    contracts=(ORDERS, SUMS),
-    models=(
-        model_of(ordered, IN_ORDER, parts=(arrangement,), uses=OF_SLIPS, entry="arrange"),
-        model_of(combination, IN_SUM, uses=(missing_rows,), entry="combine"),
-    ),
+    oracle={"arrange": ordered, "combine": combination}, contracts=(ORDERS, SUMS),
+    models=(ARRANGED, model_of(combination, IN_SUM, uses=(missing_rows,), entry="combine", most_pairs=100)),
     mistakes=(
         Mistake("not_ascending", "An expert's slots are not in ascending order. Use argsort(stable=True): without it "
             "equal experts come in any order.", when=not_ascending, every=True, first=True),
+        Mistake("minus_one_counted", "A choice of -1 was counted among the experts. It is not served: leave such "
+            "choices out first.", when=lambda case, seen, got: bool(seen.error) and "non-negative" in seen.error.text),
         Mistake("fails_without_a_place", "It fails where a choice has no place. Such a choice adds nothing, so the "
-        "rows "
-            "cannot simply be viewed as [tokens, k].", when=fails_without_a_place, every=True),
+            "rows cannot be viewed as [tokens, k].", when=fails_without_a_place, every=True),
         Mistake("nothing_served", "It fails where no choice is served. There are no places then, and no tiles.",
             when=fails_where_nothing_is_served, every=True),
         Mistake("summed_in_16_bits", "The sums, the products or the weights were rounded to rows' 16 bits on the way. "
@@ -198,11 +201,9 @@ EXERCISE = Exercise(
         "Write the example of the text on paper: 3 tokens, k = 2, blocks of 4. Number the slots, and write each under "
         "its expert. A stable sort of the slots by their expert gives the same order.",
         "arrange: experts.flatten() is in the order of the slots. Keep those with an expert of at least 0. Where a "
-        "loop "
-        "over experts is allowed, (flat == expert).nonzero() are an expert's slots, ascending.",
-        "An expert with n slots has tiles = (n + block - 1) // block tiles, so none if n is 0. Make a tensor of tiles "
-        "· "
-        "block sentinels and write the slots into its first n places. torch.cat joins them.",
+        "loop over experts is allowed, (flat == expert).nonzero() are an expert's slots, ascending.",
+        "An expert with n slots has tiles = (n + block - 1) // block tiles, so none if n is 0. Make a tensor of "
+        "tiles · block sentinels and write the slots into its first n places. torch.cat joins them.",
         "combine: first leave out the places with the sentinel. The slot of a place gives its weight, "
         "weights.flatten()[slot], and its token, slot // k. out.index_add_(0, token, rows.float() * weight[:, None]) "
         "adds up what belongs to one token.",

@@ -52,6 +52,17 @@ WRONG = {
             "        scores = scores if bias is None else scores + bias\n        choosing = scores",
         )
     ),
+    "bias_in_the_weights__and_0_for_sums_below_0": wrong(
+        (GATHER, "(choosing if kind == 'sigmoid' else scores).gather(-1, experts)"),
+        (LAST, "scale * torch.where(total > 0, weights / total, 0)"),
+    ),
+    # Whoever takes topk's values takes what chooses; equal numbers are then in another order, too.
+    "weights_of_the_choice": wrong(
+        (SORT, "choosing.topk(k, dim=-1).indices"), (GATHER, "choosing.gather(-1, experts)")
+    ),
+    "one_sigmoid_of_0": wrong(
+        (LAST, "scale * torch.where((weights > 0).all(dim=-1, keepdim=True), weights / total, 0.0)")
+    ),
     "bias_in_the_sum": wrong(("total = weights.sum(", "total = choosing.gather(-1, experts).sum(")),
     "bias_ignored": wrong((SUM, "scores")),
     "bias_subtracted": wrong((SUM, SUM.replace("+", "-"))),
@@ -98,6 +109,7 @@ WRONG = {
     "loads_rounded": wrong(("load.double()", "load.float()")),
     "loads_wrap": wrong(("load.double()", "load.int().double()")),
     "logits_cut": wrong(("logits.float()", "logits.float().clamp(-80, 80)")),
+    "sums_rounded__own": wrong((SUM, "scores if bias is None else scores + bias.to(logits.dtype)")),
     "sums_rounded": wrong((SUM, "scores if bias is None else scores + bias.half()")),
     "softmax_of_sigmoids": wrong((LAST, "scale * weights.softmax(dim=-1)")),
     "scale_in_the_scores": wrong((SUM, "scores if bias is None else scores + scale * bias")),

@@ -42,8 +42,8 @@ WRONG = {
         (REPEAT, "(count - 1 - " + REPEAT + ").int()"),
     ),
     "experts_renumbered": wrong((REPEAT, "torch.repeat_interleave((counts > 0).long().cumsum(0) - 1, tiles).int()")),
-    "one_entry_an_expert": wrong((REPEAT, "(tiles > 0).nonzero()[:, 0].int()")),
-    "one_entry_a_slot": wrong((REPEAT, REPEAT.replace("tiles", "counts"))),
+    "wrong_entries": wrong((REPEAT, "(tiles > 0).nonzero()[:, 0].int()")),
+    "wrong_entries__slot": wrong((REPEAT, REPEAT.replace("tiles", "counts"))),
     "tile_experts_reversed": wrong((REPEAT, REPEAT.replace(", tiles)", ", tiles).flip(0)"))),
     "numbered_among_served": wrong((PUT, PUT.replace("slots[order]", "order"))),
     "not_ascending": wrong((SORT, "of_slot.argsort()")),
@@ -59,8 +59,19 @@ WRONG = {
          "    return (own.view(tokens, k, rows.shape[1]) * weights[:, :, None]).sum(1).to(rows.dtype)\n"
          "    places = (slots <")
     ),
+    "minus_one_counted": wrong(("of_slot = flat[slots]", "of_slot = flat"), ("[flat >= 0]", "")),
+    "sentinels_first": wrong((RETURN, "    return places.view(-1, block).flip(1).flatten(), tile_experts\n")),
+    "sentinel_rows_added__by_a_place_of_minus_1": wrong((
+        f"    {FOUND}\n",
+        "    if not len(rows):\n        return torch.zeros(tokens, rows.shape[1], dtype=rows.dtype)\n"
+        "    place = torch.full((tokens * k + 1,), -1)\n    place[slots.long()] = torch.arange(len(slots))\n"
+        "    share = weights * (place[:-1] >= 0).view(tokens, k)\n"
+        "    each = rows[place[:-1]].float().view(tokens, k, -1)\n"
+        "    return (each * share[:, :, None]).sum(1).to(rows.dtype)\n"
+        f"    {FOUND}\n",
+    )),
     "sentinel_is_tokens": wrong((FOUND, "places = (slots < tokens).nonzero()[:, 0]")),
-    "one_entry_a_place": wrong((REPEAT, REPEAT.replace("tiles", "tiles * block"))),
+    "wrong_entries__place": wrong((REPEAT, REPEAT.replace("tiles", "tiles * block"))),
     "last_expert_missing": wrong(("[flat >= 0]", "[(flat >= 0) & (flat < count - 1)]")),
     "first_expert_missing": wrong(("[flat >= 0]", "[flat > 0]")),
     # vllm-xpu-kernels#453: the text is fluent, and most of the batch is missing.
@@ -108,8 +119,8 @@ WRONG = {
         "    return each.view(tokens, k, -1).sum(1).to(rows.dtype)\n"
         "    places = (slots < tokens * k).nonzero()[:, 0]\n",
     )),
-    "slot_0_missing": wrong((FOUND, "places = ((slots < tokens * k) & (slots > 0)).nonzero()[:, 0]")),
-    "last_slot_missing": wrong((FOUND, "places = (slots < tokens * k - 1).nonzero()[:, 0]")),
+    "slot_missing": wrong((FOUND, "places = ((slots < tokens * k) & (slots > 0)).nonzero()[:, 0]")),
+    "slot_missing__last": wrong((FOUND, "places = (slots < tokens * k - 1).nonzero()[:, 0]")),
     "summed_in_16_bits": wrong(
         (PRODUCT, "rows[places] * weights.flatten()[of_place, None].to(rows.dtype)"),
         ("out = torch.zeros(tokens, rows.shape[1], device=rows.device)",
