@@ -1063,10 +1063,10 @@ def grouped_product(
         number of elements apart; a row's elements lie side by side. A row that no slot names may hold anything, NaN
         too.
     weights: x's dtype [experts, outer, inner], any size of at least 1. Experts and rows may lie any number of elements
-        apart, and experts may begin beyond 2³¹ elements; a row's elements lie side by side. An expert that is not named
-        may hold anything, NaN too.
-    slots: int32 [places], a slot of 0 to tokens · k - 1, or the sentinel tokens · k. There may be no place at all, and
-        no tile then.
+        apart, and begin beyond 2³¹ elements, as those of x may; a row's elements lie side by side. An expert that is
+        not named may hold anything, NaN too.
+    slots: int32 [places], a slot of 0 to tokens · k - 1, or the sentinel tokens · k, in any order. There may be no
+        place at all, and no tile then.
     tile_experts: int32 [tiles], the expert of each tile, in any order. A tile has block_m = places // tiles places,
         side by side. block_m is a power of two, at least 16.
     k: at least 1. Slot s belongs to token s // k.
@@ -1230,8 +1230,8 @@ def scaled_product(
         an FP8 tensor core. a is float8_e4m3fn [rows, n], b float8_e4m3fn [outer, n], with n from 1 to 128, and sums
         float32 [rows, outer] or None for zeros. All products of x and weight are made by it.
     Returns: float32 [rows, outer]. The products of each block of 128 columns (the last may have fewer) are added by the
-    tensor core alone, in one call and from zero. The block's sums are multiplied by the scales of their row and of
-    their block of the weight, and added up in float32.
+    tensor core alone, from zero. The block's sums are multiplied by the scales of their row and of their block of the
+    weight, and added up in float32.
     """
     # BEGIN SOLUTION
     outer, inner = weight.shape

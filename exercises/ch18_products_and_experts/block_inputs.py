@@ -49,41 +49,26 @@ def blocks_of(x):
     return {"codes": codes, "dtype": "torch.float8_e4m3fn", "scales": scales}
 
 
-def numbers_near_codes(draw, rows, inner, growth=0.0, ties=False):
-    """float32 numbers whose quotients by their scale lie near e4m3 numbers, or exactly between two of them."""
-    codes = (draw.normal(rows, inner) * 90).clamp(-400, 400).to(E4M3).float()
-    count = -(-inner // 128)
-    for block in range(count):
-        width = min(128, inner - 128 * block)
-        place = 128 * block + draw.integers(rows, low=0, high=width)
-        codes[torch.arange(rows), place] = LARGEST * (1 - 2 * draw.integers(rows, low=0, high=2)).float()
-    scales = torch.exp2(growth * draw.uniform(rows, count, low=-1, high=1).round(decimals=1))
-    if ties:
-        between = (codes.abs() >= 16) & (codes.abs() < 448) & (draw.uniform(rows, inner) < 0.5)
-        step = torch.exp2(codes.abs().clamp(min=1).log2().floor() - 4)  # half of what lies between two codes
-        codes, scales = torch.where(between, codes + codes.sign() * step, codes), torch.exp2(scales.log2().round())
-    else:
-        jitter = 1 + 0.015 * draw.uniform(rows, inner, low=-1, high=1)
-        codes = torch.where(codes.abs() == LARGEST, codes, codes * jitter)
-    return codes * scales.repeat_interleave(128, dim=1)[:, :inner]
-
-
 def to_code(draw, *, rows, inner, numbers="", size=1.0, dtype=torch.float32):
-    x = numbers_near_codes(draw, rows, inner, 6.0 if numbers == "blocks of other sizes" else 0.0, numbers == "ties")
+    x, count = draw.normal(rows, inner), -(-inner // 128)
+    if size != 1:  # none is smaller than this
+        x = x + x.sign()
+    if numbers == "blocks of other sizes":
+        x = x * torch.exp2(draw.normal(rows, count, scale=4.0)).repeat_interleave(128, dim=1)[:, :inner]
     if numbers == "blocks of zeros":
         x[:, : max(128, inner // 256 * 128)] = 0.0
-    if numbers == "all zeros":
-        x = x * 0
     if numbers == "negative":
         x = -x.abs()
     if numbers == "one outlier":
         x[0, draw.integer(0, inner)] = 3e4
+    if numbers == "ties":  # odd multiples of 16 above 256 lie between two codes, and the scale is 1
+        x = 16.0 * draw.integers(rows, inner, low=-28, high=29)
+        x[:, ::128] = LARGEST
     return (_apart_from_midpoints(x * size, dtype),)
 
 
 def _apart_from_midpoints(x, dtype):
-    """The numbers in this dtype; where its rounding, or an outlier's scale, put one near a midpoint, the number is "
-    "0."""
+    """The numbers in this dtype, with 0 for those whose code a rounding of the scale or of the quotient decides."""
     x = x.to(dtype)
     found = blocks_of(x)
     scaled = x.float() / found["scales"].repeat_interleave(128, dim=1)[:, : x.shape[1]]
@@ -95,41 +80,36 @@ def _apart_from_midpoints(x, dtype):
 
 
 def to_product(draw, *, rows, outer, inner, numbers="positive", scales="any"):
-    count, tall = -(-inner // 128), -(-outer // 128)
-    x, weight = draw.normal(rows, inner), draw.normal(outer, inner)
-    if numbers == "positive":
-        x, weight = 0.2 + draw.uniform(rows, inner), 0.2 + draw.uniform(outer, inner)
-    if numbers == "large":
-        x, weight = x * 100, weight * 100
-    x_scales, weight_scales = 0.25 + draw.uniform(rows, count), 0.25 + draw.uniform(tall, count)
-    if scales == "far apart":
-        x_scales, weight_scales = torch.exp2(8 * (x_scales - 0.75)), torch.exp2(8 * (weight_scales - 0.75))
-    if scales == "all 1":
-        x_scales, weight_scales = torch.ones_like(x_scales), torch.ones_like(weight_scales)
-    codes = (part.clamp(-LARGEST, LARGEST).to(E4M3).view(torch.uint8) for part in (x, weight))
-    x, weight = codes
-    return ADDER, x, x_scales, weight, weight_scales
+    def drawn(*shape):
+        return {"positive": 0.2 + draw.uniform(*shape), "normal": draw.normal(*shape),
+                "large": LARGEST * (1 + draw.uniform(*shape)) / 2}[numbers]  # fmt: skip
+
+    def scale(*shape):
+        return {"any": 0.25 + draw.uniform(*shape), "far apart": torch.exp2(40 * draw.uniform(*shape, low=-1, high=1)),
+                "all 1": torch.ones(shape), "near 1e-15": 1e-15 * (0.5 + draw.uniform(*shape))}[scales]  # fmt: skip
+
+    count = -(-inner // 128)
+    x, weight = drawn(rows, inner).to(E4M3).view(torch.uint8), drawn(outer, inner).to(E4M3).view(torch.uint8)
+    return ADDER, x, scale(rows, count), weight, scale(-(-outer // 128), count)
 
 
-SIZES = ("blocks of other sizes", "blocks of zeros", "all zeros", "negative", "one outlier", "ties")
+SIZES = ("blocks of other sizes", "blocks of zeros", "negative", "one outlier", "ties")
 CODES = Contract(
     to_code,
     choices={
-        "rows": (1, 2, 17), "inner": (1, 2, 127, 128, 129, 300, 640), "size": (1.0, 1e-20, 1e17),
+        "rows": (1, 2, 17), "inner": (1, 127, 128, 129, 300, 1200), "size": (1.0, 1e-20, 1e17),
         "numbers": (Level("", ""), *(Level(one, one) for one in SIZES)),
         "dtype": (torch.float32, torch.float16, torch.bfloat16),
     },
     says={"rows": "at least 1 of each", "size": "between 1e-20 and 1e20 in size", "numbers": "Finite numbers",
           "dtype": "float32, float16 or bfloat16"},
-    valid=lambda size, numbers, dtype, **others: (size == 1.0 or numbers in ("", "negative", "all zeros"))
-    and (dtype == torch.float32 or numbers not in ("blocks of other sizes", "ties")) and (dtype != torch.float16
-    or size == 1.0),
-    entry="to_blocks", driver=as_numbers, most=20,
+    valid=lambda size, numbers, dtype, **others: size == 1 or (numbers in ("", "negative") and dtype != torch.float16),
+    entry="to_blocks", driver=as_numbers, most=16,
 )  # fmt: skip
 PRODUCTS = Contract(
     to_product,
     choices={
-        "rows": (1, 2, 17), "outer": (1, 2, 127, 129, 257), "inner": (1, 31, 128, 129, 300, 1000),
+        "rows": (1, 2, 17), "outer": (1, 2, 129, 600), "inner": (1, 31, 128, 129, 1000),
         "numbers": tuple(Level(one, one) for one in ("positive", "normal", "large")),
         "scales": tuple(Level(one, f"scales {one}") for one in ("any", "far apart", "all 1")),
     },

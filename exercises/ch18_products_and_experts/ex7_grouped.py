@@ -12,11 +12,12 @@ from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.edits import model_of
 from course_lib.checker.specification.layouts import beyond_32_bits, contiguous, gaps, unit_last
 from course_lib.checker.specification.requirements import MATRIX_PRODUCTS
-from exercises.ch18_products_and_experts.grouped_slips import CHANGES, COLUMNS_LOADED, COLUMNS_STORED, SENTINEL_LOADED
+from exercises.ch18_products_and_experts.grouped_slips import CHANGES
 from exercises.topics.pointers import load, put
 from exercises.topics.pytorch_operations import ARITHMETIC
 
 INF, NAN = math.inf, math.nan
+SENTENCES = {edit.id: edit.sentence for edit in CHANGES}
 
 
 class OneKernel(LaunchesTriton):
@@ -75,14 +76,15 @@ def to_multiply(
     draw, *, tokens, k=2, experts=3, outer=20, inner=24, tiles=2, block_m=16, block_n=16, block_k=16, real="some",
     dtype=torch.float32, rubbish=NAN, cancels=False, x_layout=contiguous, weights_layout=contiguous,
 ):  # fmt: skip
-    """The arguments. Each tile ends with sentinels, or has none (real="all"), or one real place (real="one")."""
+    """The arguments. Each tile holds sentinels at any places, or none (real="all"), or one real place (real="one")."""
     sentinel = tokens * k
     slots = draw.integers(tiles, block_m, low=0, high=sentinel).int()
-    for tile in range(tiles):
-        left = {"all": block_m, "one": 1, "some": draw.integer(1, block_m + 1), "none": 0}[real]
-        slots[tile, left:] = sentinel
+    for tile in slots:
+        left = {"all": block_m, "one": 1, "some": draw.integer(1, block_m), "none": 0}[real]
+        tile[draw.permutation(block_m)[left:]] = sentinel
     if real == "some" and tiles:
-        slots[-1, 0], slots[-1, -1] = sentinel - 1, sentinel
+        slots[0, 0] = slots[-1, -1] = sentinel
+        slots[0, -1] = slots[-1, 0] = sentinel - 1
     slots, tile_experts = slots.flatten(), draw.integers(tiles, low=0, high=experts).int()
     if tiles:
         tile_experts[-1] = experts - 1
@@ -104,10 +106,10 @@ def grouped_cases(draw):
     def case(name, metered=False, **choices):
         return Case(name, to_multiply(draw, **choices), metered=metered, driver=at_real_places)
 
-    far = beyond_32_bits(
-        draw, "experts", [draw.normal(4, 17, 20)], torch.arange(32).int() % 9, torch.tensor([3, 2]).int(), 2, 16, 16,
-        before=(draw.normal(5, 20),),
-    )  # fmt: skip
+    rest, few = (torch.arange(32).int() % 9, torch.tensor([3, 2]).int(), 2, 16, 16), draw.normal(5, 20)
+    far = (*beyond_32_bits(draw, "rows of x, and experts,", [few, draw.normal(4, 17, 20)], *rest),
+           *beyond_32_bits(draw, "rows of an expert", [draw.normal(4, 17, 20)], *rest, before=(few,), dimension=1)
+           )  # fmt: skip
     return [
         case("one tile, k = 1, all places real", tokens=20, k=1, tiles=1, outer=16, inner=16, experts=1, real="all"),
         case("two tiles with an expert each", tokens=40, k=1, outer=16, inner=16, real="all"),
@@ -123,7 +125,7 @@ def grouped_cases(draw):
         case("bytes counted, few real places", True, tokens=30, tiles=3, outer=64, inner=64, block_n=32, block_k=32,
              real="one"),
         case("bytes counted, tiles of 64", True, tokens=70, tiles=2, block_m=64, outer=32, inner=96, block_n=32,
-             block_k=32),
+             block_k=32, real="all"),
         case("rows of x and of weights with gaps", tokens=20, x_layout=gaps, weights_layout=gaps),
         *(replace(one, driver=at_real_places) for one in far),
         *([case("bfloat16, five tiles", tokens=50, k=2, tiles=5, dtype=torch.bfloat16)] if draw.bfloat16 else []),
@@ -133,9 +135,8 @@ def grouped_cases(draw):
 CONTRACT = Contract(
     to_multiply,
     choices={
-        "tokens": (1, 2, 33), "k": (1, 2, 3, 8), "experts": (1, 2, 5), "outer": (1, 15, 16, 33), "inner": (1, 17, 32,
-        65),
-        "tiles": (0, 1, 3), "block_m": (16, 32), "block_n": (16, 32), "block_k": (16, 64),
+        "tokens": (1, 2, 33), "k": (1, 2, 20), "experts": (1, 2, 30), "outer": (1, 15, 16, 130), "inner": (1, 17, 65),
+        "tiles": (0, 1, 9), "block_m": (16, 128), "block_n": (16, 128), "block_k": (16, 64),
         "real": tuple(Level(which, f"{which} real") for which in ("some", "all", "one", "none")),
         "dtype": (torch.float32, torch.float16),
         "rubbish": (Level(NAN, "NaN in what is not named"), Level(INF, "inf in what is not named"), Level(3.0, "")),
@@ -158,26 +159,32 @@ def most_bytes(x, weights, slots, tile_experts, k, block_n, block_k):
     return numbers * x.element_size() + 4 * columns * (len(slots) + len(tile_experts))
 
 
-def reaches(verb, tensor, number):
-    """A `when`: the access that goes furthest outside a tensor reaches exactly so many elements behind its end."""
+def reaches(verb, number):
+    """A `when`: an access goes so far behind a tensor's end. number(*args): the tensor's elements, and those beyond."""
 
     def when(case, seen, got):
-        x, weights, slots = case.args[:3]
-        behind = {"x": x.numel(), "weights": weights.numel(), "out": len(slots) * weights.shape[1]}[tensor]
-        if not (x.is_contiguous() and weights.is_contiguous()):
-            return False
-        reached = f"(elements {behind} to {behind + number(*case.args) - 1};"
+        behind, beyond = number(*case.args)
+        reached = f"(elements {behind} to {behind + beyond - 1};"
         return any(f": {verb} " in access and reached in access for access in seen.out_of_bounds)
 
     return when
 
 
-def row_behind_x(x, weights, slots, tile_experts, k, block_n, block_k):
-    return x.shape[1] if x.shape[1] == block_k else -1
+def a_row_of_x(x, weights, slots, tile_experts, k, block_n, block_k):
+    return x.numel(), x.shape[1] if x.shape[1] == block_k else 0
 
 
-def columns_behind(x, weights, slots, tile_experts, k, block_n, block_k):
-    return -weights.shape[1] % block_n
+def columns_of_weights(x, weights, slots, tile_experts, k, block_n, block_k):
+    return weights.numel(), -weights.shape[1] % block_n * weights.shape[2]
+
+
+def columns_of_the_result(x, weights, slots, tile_experts, k, block_n, block_k):
+    return len(slots) * weights.shape[1], -weights.shape[1] % block_n
+
+
+def wrong_height(case, seen, got):
+    """Heights and widths are powers of two, so one that is none was computed."""
+    return seen.error is not None and "power of 2" in seen.error.text and len(case.args[2]) > 0
 
 
 EXERCISE = Exercise(
@@ -186,12 +193,12 @@ EXERCISE = Exercise(
     models=(model_of(grouped, CHANGES, most_pairs=120),),
     mistakes=(
         Mistake("fails_without_places", "It fails where there is no place, and so no tile. Return an empty result "
-        "there, and "
-            "launch nothing.", when=lambda case, seen, got: seen.error is not None and len(case.args[2]) == 0),
-        Mistake("sentinel_loaded", SENTINEL_LOADED, when=reaches("reads", "x", row_behind_x)),
-        Mistake("columns_not_masked", COLUMNS_LOADED, when=reaches("reads", "weights",
-            lambda *args: columns_behind(*args) * args[1].shape[2])),
-        Mistake("store_not_masked", COLUMNS_STORED, when=reaches("writes", "out", columns_behind)),
+            "there, and launch nothing.", when=lambda case, seen, got: bool(seen.error) and not len(case.args[2])),
+        Mistake("wrong_height", "A tile has another height than block_m, which is places // tiles, a power of two.",
+            when=wrong_height),
+        Mistake("sentinel_loaded", SENTENCES["sentinel_loaded"], when=reaches("reads", a_row_of_x)),
+        Mistake("columns_not_masked", SENTENCES["columns_not_masked"], when=reaches("reads", columns_of_weights)),
+        Mistake("store_not_masked", SENTENCES["store_not_masked"], when=reaches("writes", columns_of_the_result)),
     ),
     requirements=(
         OneKernel(at_most=1), Moves(most_bytes), ReadByKernels((0, 1)),

@@ -9,15 +9,7 @@ import torch
 from course_lib.checker import Case, Exercise, Mistake, model_of
 from course_lib.checker.specification.requirements import Requirement
 from course_lib.hardware.tensor_core_model import tensor_core
-from exercises.ch18_products_and_experts.block_inputs import (
-    CODES,
-    PRODUCTS,
-    as_numbers,
-    blocks_of,
-    to_code,
-    to_product,
-    with_the_adder,
-)
+from exercises.ch18_products_and_experts.block_inputs import CODES, PRODUCTS, blocks_of, to_code, to_product
 from exercises.ch18_products_and_experts.block_slips import IN_CODES, IN_PRODUCT
 
 
@@ -56,10 +48,10 @@ def product_of(adder, x, x_scales, weight, weight_scales):
 def level_cases(draw):
     def code(name, x=None, **choices):
         args = to_code(draw, **choices) if x is None else (x,)
-        return Case(name, args, "to_blocks", driver=as_numbers)
+        return Case(name, args, "to_blocks", driver=CODES.driver)
 
     def product(name, **choices):
-        return Case(name, to_product(draw, **choices), "scaled_product", driver=with_the_adder)
+        return Case(name, to_product(draw, **choices), "scaled_product", driver=PRODUCTS.driver)
 
     return [
         code("one block: 896, 100, -200, 0", x=torch.tensor([[896.0, 100.0, -200.0, 0.0]])),
@@ -72,6 +64,7 @@ def level_cases(draw):
         code("numbers around 1e-15", rows=2, inner=140, size=1e-17),
         product("product: one block, scales of 1", rows=2, outer=3, inner=128, scales="all 1"),
         product("product: one block", rows=2, outer=3, inner=128),
+        product("product: one block, scales near 1e-15", rows=2, outer=3, inner=100, scales="near 1e-15"),
         product("product: 4 blocks", rows=3, outer=5, inner=512, numbers="normal"),
         product("product: 8 blocks, positive, scales of 1", rows=2, outer=4, inner=1024, scales="all 1"),
         product("product: 8 blocks, positive", rows=2, outer=4, inner=1024),
@@ -79,12 +72,6 @@ def level_cases(draw):
         product("product: inner 129", rows=3, outer=4, inner=129),
         product("product: 2,500 columns", rows=2, outer=2, inner=2500, scales="far apart"),
     ]
-
-
-def cut_to_e4m3(scaled):
-    """Towards 0 instead of to the nearest."""
-    unit = torch.exp2(scaled.abs().clamp(min=2.0**-6).log2().floor() - 3)
-    return (scaled / unit).trunc() * unit
 
 
 def each_of(numbers, width):
@@ -103,19 +90,6 @@ def told(words):
     return lambda case, seen, got: seen.error is not None and words in seen.error.text
 
 
-def has_a_floor(case, seen, got):
-    """Scales that are right but for the smallest, which all have one value below 1."""
-    if len(case.args) != 1 or not isinstance(got, dict) or not isinstance(got["scales"], torch.Tensor):
-        return False
-    right, scales = blocks_of(*case.args)["scales"], got["scales"].float()
-    if right.shape != scales.shape:
-        return False
-    zero = case.args[0].float().abs().amax() == 0 if right.numel() == 1 else right == 1
-    floor = float(scales.min())
-    kept = torch.where(zero & (scales == floor), 0.0, right).clamp(min=floor)
-    return 0 < floor < 1 and torch.allclose(scales, kept, atol=0.0) and not torch.allclose(scales, right, atol=0.0)
-
-
 def fails_on_a_shorter_block(case, seen, got):
     return len(case.args) == 1 and seen.error is not None and case.args[0].shape[1] % 128 != 0
 
@@ -124,19 +98,15 @@ EXERCISE = Exercise(
     id="18.8", title="FP8 with scales: a sum in two levels", entries=("to_blocks", "scaled_product"), cases=level_cases,
     oracle={"to_blocks": blocks_of, "scaled_product": product_of}, contracts=(CODES, PRODUCTS),
     models=(
-        model_of(blocks_of, IN_CODES, uses=(cut_to_e4m3, each_of), entry="to_blocks"),
+        model_of(blocks_of, IN_CODES, uses=(each_of,), entry="to_blocks"),
         model_of(product_of, IN_PRODUCT, uses=(requantised,), entry="scaled_product"),
     ),
     requirements=(ByTheTensorCore(),),
     mistakes=(
-        Mistake("not_float8", "The tensor core takes float8_e4m3fn with n up to 128: blocks of the codes as they are. "
-            "Scale the sums that come out of it.", when=told("tensor_core takes"), first=True),
-        Mistake("scale_with_a_floor", "The smallest scale is a floor, by `clamp` or by an addition. Small numbers "
-        "have small "
-            "scales; only where all are 0 it is 1.", when=has_a_floor, every=True),
+        Mistake("not_float8", "The tensor core takes float8_e4m3fn with n up to 128: blocks of the codes as they "
+            "are. Scale the sums that come out of it.", when=told("tensor_core takes"), first=True),
         Mistake("fails_on_a_shorter_block", "It fails where inner is no multiple of 128. Fill the row up with zeros, "
-        "or "
-            "let the last block be shorter.", when=fails_on_a_shorter_block),
+            "or let the last block be shorter.", when=fails_on_a_shorter_block),
         Mistake("another_format", "The codes are not float8_e4m3fn. Cast them with .to(torch.float8_e4m3fn).",
             first=True, when=lambda case, seen, got: isinstance(got, dict) and got["dtype"] != "torch.float8_e4m3fn"),
     ),
@@ -148,7 +118,6 @@ EXERCISE = Exercise(
         "scaled_product: go through the blocks. sums = tensor_core(x[:, part], weight[:, part], None), where part is "
         "slice(128 * i, 128 * i + 128). The None makes it begin from zeros.",
         "total += sums * x_scales[:, i, None] * weight_scales[:, i].repeat_interleave(128)[:outer], with a float32 "
-        "total. "
-        "The scales multiply the sums: scaled codes would have to be rounded again.",
+        "total. The scales multiply the sums: scaled codes would have to be rounded again.",
     ),
 )  # fmt: skip
