@@ -105,20 +105,16 @@ def order_cases(draw):
     ]
 
 
-def all_numbers(draw, *, row_tiles, column_tiles, strip):
-    return list(range(row_tiles * column_tiles)), row_tiles, column_tiles, strip
-
-
-def some_programs(draw, *, programs, row_tiles, column_tiles, strip):
-    return programs, row_tiles, column_tiles, strip
+def asked(draw, *, row_tiles, column_tiles, strip, programs=None):
+    return programs or list(range(row_tiles * column_tiles)), row_tiles, column_tiles, strip
 
 
 SIZES = {"row_tiles": (1, 2, 5, 6, 9, 11), "column_tiles": (1, 2, 3, 7), "strip": (1, 2, 3, 4, 8, 100)}
 PROMISED = {"row_tiles": "at least 1", "column_tiles": "at least 1", "strip": "The strip may be larger than row_tiles"}
 CONTRACTS = (
-    Contract(all_numbers, SIZES, PROMISED, entry="tile_at", driver=answered, most=24),
+    Contract(asked, SIZES, PROMISED, entry="tile_at", driver=answered, most=24),
     Contract(
-        some_programs,
+        asked,
         choices={"programs": (1, 2, 3, 7, 16, 30, 132, 1000), **SIZES},
         says={"programs": "1 … 1,000", **PROMISED}, entry="tiles_loaded", driver=answered, most=36,
     ),
