@@ -84,7 +84,7 @@ def order_cases(draw):
         f"{odd:,} × 2²⁰ tiles in strips of {tall:,}": (odd, large, tall),
         "2⁴⁰ × 1 tiles in strips of 7": (2**40, 1, 7),
         "1 × 2⁴⁰ tiles in strips of 2": (1, 2**40, 2),
-        f"{odd:,} × 1,000 tiles, a strip of 2⁴⁰": (odd, 1000, 2**40),
+        f"{odd:,} × 2²⁰ tiles, a strip of 2⁴⁴": (odd, large, 2**44),
     }
     programs = {
         "9 programs, 9 × 9 tiles in strips of 3": (9, 9, 9, 3),

@@ -59,8 +59,6 @@ ROW_STRIDES = (
 INNER_STRIDES = (
     *of_each("The numbers of a row of `@` are read as if they lay side by side. In a transposed tensor they do not: "
         "they lie @.stride(1) elements apart.", **{"{}_inner_stride": ("@.stride(1)", "1")}),
-    *edits("The numbers of a row of either tensor are read as if they lay side by side. In a transposed tensor they do "
-        "not: they lie stride(1) elements apart.", inner_strides=(X_INNER, "1", WEIGHT_INNER, "1")),
     *edits("Both tensors are read as if they were contiguous: rows `inner` numbers long, one after the other. Each has "
         "two strides of its own: hand the kernel all four.",
         strides_ignored=(X_ROWS, "inner", X_INNER, "1", WEIGHT_ROWS, "inner", WEIGHT_INNER, "1")),
@@ -69,10 +67,9 @@ INNER_STRIDES = (
         strides_of_another__weight=(WEIGHT_INNER, X_INNER, WEIGHT_ROWS, X_ROWS),
         strides_of_another__all=(
         X_INNER, WEIGHT_INNER, X_ROWS, WEIGHT_ROWS, WEIGHT_INNER, X_INNER, WEIGHT_ROWS, X_ROWS)),
-    *edits("The two strides of `x` are exchanged: that reads it as its transpose.",
-        x_transposed=(X_ROWS, X_INNER, X_INNER, X_ROWS)),
-    *edits("The two strides of `weight` are exchanged, so it is taken for [inner, outer]. nn.Linear keeps [outer, "
-        "inner]: a column of the result belongs to a row of the weight.",
+    *edits("The two strides of a tensor are exchanged: that reads it as its transpose. x is [rows, inner] and weight "
+        "[outer, inner], as nn.Linear keeps it: a column of the result belongs to a row of the weight.",
+        x_transposed=(X_ROWS, X_INNER, X_INNER, X_ROWS),
         weight_taken_for_its_transpose=(WEIGHT_ROWS, WEIGHT_INNER, WEIGHT_INNER, WEIGHT_ROWS),
         weight_taken_for_its_transpose__in_the_first_block=(WEIGHT_ROWS, WEIGHT_INNER,
         RIGHT_K, "((k - start) * weight.stride(0) + start * weight.stride(1))")),
@@ -93,10 +90,9 @@ LOOP = (
         "before the loop.",
         one_block_counts=(ADDED, "left.float() @ right.float().mT"),
         one_block_counts__the_first=(BLOCKS, "range(0, min(inner, block_k), block_k)")),
-    *edits("The last, partly filled block of inner is left out, because the number of blocks is rounded down. Round it "
-        "up and mask.",
-        last_block_lost=(BLOCKS, "range(0, inner // block_k * block_k, block_k)")),
-    *edits("One block of inner is left out although it is full: the loop begins too late or ends too soon.",
+    *edits("A block of inner is left out: the number of blocks is rounded down and not up, or the loop begins too late "
+        "or ends too soon.",
+        last_block_lost=(BLOCKS, "range(0, inner // block_k * block_k, block_k)"),
         full_block_lost=(BLOCKS, "range(block_k, inner, block_k)"),
         full_block_lost__last=(BLOCKS, "range(0, inner - block_k, block_k)"),
         full_block_lost__but_one=(BLOCKS, "range(0, max(1, inner - block_k), block_k)")),
@@ -151,12 +147,10 @@ TILES = (
         "others.",
         last_row_not_stored=("inside = (row < rows)", "inside = (row < rows - 1)"),
         last_number_lost=("& (k < inner)", "& (k < inner - 1)")),
-    *edits("The numbers of tiles are exchanged: the grid counts the tiles of one dimension, and the kernel takes the "
-        "number for the other.",
+    *edits("The grid and the kernel do not count alike: one takes the tiles or the block of the other dimension. Rows "
+        "begin at a program's number times block_m and columns at its number times block_n, and so the grid counts.",
         tiles_exchanged=(ROW_TILES, f"{ROW_TILES}[:-(-columns // block_n)]",
-        COLUMN_TILES, f"{COLUMN_TILES}[:-(-rows // block_m)]")),
-    *edits("The block of the other dimension is used, in the grid or in the kernel: rows begin at the program's number "
-        "times block_m and columns at its number times block_n, and the grid counts them so.",
+        COLUMN_TILES, f"{COLUMN_TILES}[:-(-rows // block_m)]"),
         blocks_exchanged=(ROW_TILES, f"{ROW_TILES}[:-(-rows // block_n)]",
         COLUMN_TILES, f"{COLUMN_TILES}[:-(-columns // block_m)]"),
         blocks_exchanged__in_the_kernel=(ROW_TILES, "numbers_of_tiles(rows, block_n)[:-(-rows // block_m)]",
