@@ -84,7 +84,7 @@ def order_cases(draw):
         f"{odd:,} × 2²⁰ tiles in strips of {tall:,}": (odd, large, tall),
         "2⁴⁰ × 1 tiles in strips of 7": (2**40, 1, 7),
         "1 × 2⁴⁰ tiles in strips of 2": (1, 2**40, 2),
-        f"{odd:,} × 1,000 tiles, a strip of 2⁴⁰": (odd, 1000, 2**40),
+        f"{odd:,} × 2²⁰ tiles, a strip of 2⁴⁴": (odd, large, 2**44),
     }
     programs = {
         "9 programs, 9 × 9 tiles in strips of 3": (9, 9, 9, 3),
@@ -105,20 +105,16 @@ def order_cases(draw):
     ]
 
 
-def all_numbers(draw, *, row_tiles, column_tiles, strip):
-    return list(range(row_tiles * column_tiles)), row_tiles, column_tiles, strip
-
-
-def some_programs(draw, *, programs, row_tiles, column_tiles, strip):
-    return programs, row_tiles, column_tiles, strip
+def asked(draw, *, row_tiles, column_tiles, strip, programs=None):
+    return programs or list(range(row_tiles * column_tiles)), row_tiles, column_tiles, strip
 
 
 SIZES = {"row_tiles": (1, 2, 5, 6, 9, 11), "column_tiles": (1, 2, 3, 7), "strip": (1, 2, 3, 4, 8, 100)}
 PROMISED = {"row_tiles": "at least 1", "column_tiles": "at least 1", "strip": "The strip may be larger than row_tiles"}
 CONTRACTS = (
-    Contract(all_numbers, SIZES, PROMISED, entry="tile_at", driver=answered, most=24),
+    Contract(asked, SIZES, PROMISED, entry="tile_at", driver=answered, most=24),
     Contract(
-        some_programs,
+        asked,
         choices={"programs": (1, 2, 3, 7, 16, 30, 132, 1000), **SIZES},
         says={"programs": "1 … 1,000", **PROMISED}, entry="tiles_loaded", driver=answered, most=36,
     ),

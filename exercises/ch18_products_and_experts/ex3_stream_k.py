@@ -137,8 +137,7 @@ CHANGES = (
         whole_tile_left=(OWNER, f"stop == first + steps and not ({WHOLE})")),
     *edits("Sums were left although the tile was finished, or stored although it was not: whether a program owns a "
         "tile depends on whether it has the tile's last step, end == (tile + 1) · steps.",
-        wrong_owner=(OWNER, "stop != first + steps"), wrong_owner__first=(OWNER, "start == first"),
-        wrong_owner__last_program=(OWNER, "number == programs - 1 or stop == first + steps - 1")),
+        wrong_owner=(OWNER, "stop != first + steps")),
     *edits("The steps that are left over by the division are never done. The first total % programs programs have one "
         "more.",
         remainder_dropped=(SHARE, "of * each")),
@@ -149,8 +148,7 @@ CHANGES = (
     *edits("Where the steps cannot be shared evenly, the wrong programs have one more: the first total % programs of "
         "them should.",
         others_have_one_more=(SHARE, "of * each + max(0, of - (programs - more))"),
-        others_have_one_more__spread=(SHARE, "of * total // programs"),
-        others_have_one_more__rounded_up=(SHARE, "-(-of * total // programs)")),
+        others_have_one_more__spread=(SHARE, "of * total // programs")),
     *edits("Whole tiles were shared out. Share steps: a program may begin and end within a tile.",
         tiles_shared_out=(SHARE, "(of * (tiles // programs) + min(of, tiles % programs)) * steps"),
         tiles_shared_out__rounded_down=(SHARE, f"({SHARE}) // steps * steps")),

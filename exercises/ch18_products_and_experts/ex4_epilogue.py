@@ -8,19 +8,12 @@ import torch
 
 from course_lib.checker import TRITON, Case, Contiguous, Exercise, Mistake, model_of
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.layouts import CONTIGUOUS, beyond_32_bits, expanded, gaps
+from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from course_lib.checker.specification.requirements import MATRIX_PRODUCTS
-from exercises.ch18_products_and_experts.gated_inputs import (
-    all_in_nan,
-    block_by_block,
-    cancelling,
-    large_gates,
-    negative_gates,
-    tensors,
-    whole,
-)
+from exercises.ch18_products_and_experts import gated_inputs as inputs
+from exercises.ch18_products_and_experts import product_steps as steps
 from exercises.ch18_products_and_experts.gated_slips import CHANGES
-from exercises.ch18_products_and_experts.product_steps import IN_32_BITS, is_cut, multiplied, numbers_of_tiles
+from exercises.ch18_products_and_experts.product_steps import multiplied, numbers_of_tiles
 from exercises.topics.evidence import first_access
 from exercises.topics.kernel_requirements import in_one_kernel
 from exercises.topics.pointers import load, put
@@ -49,9 +42,9 @@ def gated_product(x, weight, bias, residual, block_m, block_n, block_k):
 
 def gated_cases(draw):
     def case(name, blocks, *sizes, metered=False, **choices):
-        return Case(name, (*tensors(draw, *sizes, **choices), *blocks), metered=metered)
+        return Case(name, (*inputs.tensors(draw, *sizes, **choices), *blocks), metered=metered)
 
-    prime, last, alone = draw.choice((37, 53, 83)), tensors(draw, 18, 18, 16), {"bias": False, "residual": False}
+    prime, last, alone = draw.choice((37, 53, 83)), inputs.tensors(draw, 18, 18, 16), {"bias": False, "residual": False}
     cases = [
         case("16 × 16, 16 inner, no bias, no residual", (16, 16, 16), 16, 16, 16, **alone),
         case("20 rows, a hidden size of 40, 70 inner, no bias, no residual", (16, 32, 32), 20, 40, 70, **alone),
@@ -59,13 +52,13 @@ def gated_cases(draw):
         case("a residual, no bias", (16, 32, 32), 20, 40, 70, bias=False),
         case(f"a bias and a residual, {prime} rows", (32, 16, 32), prime, 40, 70),
         case("80 rows, a hidden size of 40: as many rows as biases", (32, 64, 64), 80, 40, 33),
-        Case("gates up to ±10,000", (*large_gates(draw), 16, 32, 32)),
-        Case("float16, gates up to ±10,000", (*(one.half() for one in large_gates(draw)), 16, 32, 32)),
-        Case("float16, the residual takes away most of the product", (*cancelling(draw, "residual"), 16, 16, 16)),
-        Case("float16, the biases take away most of the sums", (*cancelling(draw, "bias"), 16, 16, 16)),
-        Case("rows with gaps that hold NaN", (*all_in_nan(tensors(draw, 20, 24, 40)), 16, 16, 32)),
-        Case("gates from −1 to −10,000", (*negative_gates(draw), 16, 32, 16)),
-        case("1 row, a hidden size of 1, 1 inner, a bias and a residual", (16, 16, 16), 1, 1, 1),
+        Case("gates up to ±10,000", (*inputs.large_gates(draw), 16, 32, 32)),
+        Case("float16, gates up to ±10,000", (*(one.half() for one in inputs.large_gates(draw)), 16, 32, 32)),
+        Case("float16, the residual takes most of the result", (*inputs.cancelling(draw, "residual"), 16, 16, 16)),
+        Case("float16, the biases take away most of the sums", (*inputs.cancelling(draw, "bias"), 16, 16, 16)),
+        Case("rows with gaps that hold NaN", (*inputs.all_in_nan(inputs.tensors(draw, 20, 24, 40)), 16, 16, 32)),
+        Case("gates from −1 to −10,000", (*inputs.negative_gates(draw), 16, 32, 16)),
+        Case("1 row, 1 hidden, 1 inner, with gaps", (*inputs.all_in_nan(inputs.tensors(draw, 1, 1, 1)), 16, 16, 16)),
         case("64 × 32, 48 inner, tiles of 32 × 16, bytes counted", (32, 16, 16), 64, 32, 48, metered=True),
         case("float16, 64 × 128, one tile, bytes counted", (64, 128, 32), 64, 128, 32, torch.float16, residual=False,
             metered=True),
@@ -80,16 +73,11 @@ def gated_cases(draw):
 
 
 def made(draw, *, rows, hidden, inner, dtype, size, given, blocks, x_rows, weight_rows, residual_rows):
-    x, weight, bias, residual = tensors(draw, rows, hidden, inner, dtype, size, *given)
+    x, weight, bias, residual = inputs.tensors(draw, rows, hidden, inner, dtype, size, *given)
     residual = None if residual is None else residual_rows(draw, residual)
     return x_rows(draw, x), weight_rows(draw, weight), bias, residual, *blocks
 
 
-def rows_of(name):
-    return CONTIGUOUS, Level(gaps, f"{name} with gaps"), Level(expanded, f"{name} expanded over dimension 0")
-
-
-TILES = ((16, 16, 16), (16, 32, 64), (32, 16, 32), (64, 32, 16), (32, 64, 128), (128, 16, 16), (16, 128, 32))
 CONTRACT = Contract(
     made,
     choices={
@@ -97,8 +85,8 @@ CONTRACT = Contract(
         "dtype": (torch.float32, torch.float16), "size": (Level(1.0, ""), Level(25.0, "large gates")),
         "given": tuple(Level((bias, residual), f"{'a' if bias else 'no'} bias, {'a' if residual else 'no'} residual")
                        for bias in (True, False) for residual in (True, False)),
-        "blocks": tuple(Level(tile, "blocks of {} × {} × {}".format(*tile)) for tile in TILES),
-        "x_rows": rows_of("x"), "weight_rows": rows_of("weight"), "residual_rows": rows_of("residual"),
+        "blocks": steps.BLOCKS_ASKED,
+        "x_rows": unit_last("x"), "weight_rows": unit_last("weight"), "residual_rows": unit_last("residual"),
     },
     says={
         **dict.fromkeys(("rows", "hidden", "inner"), "All sizes are at least 1"), "dtype": "float32 or all float16",
@@ -118,8 +106,8 @@ def loaded_and_stored(x, weight, bias, residual, block_m, block_n, block_k):
 
 
 EXERCISE = Exercise(
-    id="18.4", title="The end of a product", entries=("gated_product",), cases=gated_cases, oracle=whole,
-    plain=(block_by_block,), contracts=(CONTRACT,), needs=TRITON, uses_dot=True,
+    id="18.4", title="The end of a product", entries=("gated_product",), cases=gated_cases, oracle=inputs.whole,
+    plain=(inputs.block_by_block,), contracts=(CONTRACT,), needs=TRITON, uses_dot=True,
     models=(model_of(gated_product, CHANGES, (multiplied, numbers_of_tiles), most_pairs=80),),
     requirements=(
         *in_one_kernel(
@@ -130,7 +118,8 @@ EXERCISE = Exercise(
         Contiguous(),
     ),
     mistakes=(
-        IN_32_BITS,
+        steps.IN_32_BITS,
+        steps.rounded_on_the_way(inputs.whole, "rounded_too_early"),
         Mistake("none_used", "The bias or the residual may be None: then there is nothing to ask for its strides, and "
             "a kernel that gets None for a pointer may not load from it. It may ask `if pointer is not None`.",
             when=lambda case, seen, got: seen.error is not None and "NoneType" in seen.error.text),
@@ -143,7 +132,7 @@ EXERCISE = Exercise(
             when=lambda case, seen, got: first_access("writes")(case, seen, got) and not seen.modified_inputs),
         Mistake("reads_outside", "A load reaches past a tensor. Mask the rows of x with row < rows, rows of the weight "
             "and biases with column < hidden, the residual with both, and products with k < inner.",
-            when=lambda case, seen, got: first_access("reads", whole=True)(case, seen, got) and is_cut(case)),
+            when=lambda case, seen, got: first_access("reads", whole=True)(case, seen, got) and steps.is_cut(case)),
     ),
     hints=(
         "Begin with the product of 18.2, and give it a second sum: two tiles of the weight for each tile of x. Column "

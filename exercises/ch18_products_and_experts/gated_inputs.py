@@ -61,10 +61,10 @@ def negative_gates(draw):
 
 def all_in_nan(given):
     x, weight, bias, residual = given
-    return (*(in_nan(one) for one in (x, weight)), bias, in_nan(residual))
+    return in_nan(x), in_nan(weight, 24), bias, in_nan(residual)
 
 
-def in_nan(tensor):
-    wide = torch.full((tensor.shape[0] + 2, tensor.shape[1] + 40), math.nan, dtype=tensor.dtype)
+def in_nan(tensor, gap=40):
+    wide = torch.full((tensor.shape[0] + 2, tensor.shape[1] + gap), math.nan, dtype=tensor.dtype)
     wide[: tensor.shape[0], : tensor.shape[1]] = tensor
     return wide[: tensor.shape[0], : tensor.shape[1]]

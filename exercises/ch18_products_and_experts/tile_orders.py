@@ -27,13 +27,6 @@ FIRST, HEIGHT = "which * strip", "min(strip, row_tiles - first)"
 TILE, RESULT = "first + place % height, place // height", "return row, column"
 COUNT, LOADED = "range(min(programs, row_tiles * column_tiles))", "return of_x, of_weight"
 DISTINCT_ROWS, DISTINCT_COLUMNS = "len({row for row, column in tiles})", "len({column for row, column in tiles})"
-
-
-def whole_order(row, column):
-    """An edit that replaces the order."""
-    return TILE, f"{row}, {column}"
-
-
 ORDER = (
     *edits("The last strip was taken to be as high as the others, so row tiles come out that do not exist. Its height "
         "is the smaller one of strip and the row tiles that are left.",
@@ -50,14 +43,13 @@ ORDER = (
         "all columns.",
         strips_of_columns=(OF_A_STRIP, "strip * row_tiles",
         HEIGHT, "min(strip, column_tiles - first)", TILE, "place // height, first + place % height")),
-    *edits("The tiles are taken row by row, as if the strip had one row tile. Inside a strip the programs go down: the "
-        "row tile is place % height, and the column tile is place // height.",
-        strip_ignored=whole_order("number // column_tiles", "number % column_tiles")),
-    *edits("The strip is ignored: tiles are taken column by column.",
-        strip_ignored__columns=whole_order("number % row_tiles", "number // row_tiles")),
+    *edits("The strip is ignored: the tiles are taken row by row or column by column. Inside a strip the programs go "
+        "down: the row tile is place % height, and the column tile is place // height.",
+        strip_ignored=(TILE, "number // column_tiles, number % column_tiles"),
+        strip_ignored__columns=(TILE, "number % row_tiles, number // row_tiles")),
     *edits("The number is taken modulo one side and divided by the other, so some tiles come twice and others never. "
         "Divide by one number, and take the remainder by the same one.",
-        divisor_and_remainder_differ=whole_order("number % column_tiles", "number // row_tiles"),
+        divisor_and_remainder_differ=(TILE, "number % column_tiles, number // row_tiles"),
         divisor_and_remainder_differ__strip=(PLACE, "number % (strip * row_tiles)")),
     *edits("A strip has strip · column_tiles tiles, but another number was used.",
         wrong_tiles_of_a_strip=(OF_A_STRIP, "strip * row_tiles"),
@@ -77,21 +69,18 @@ ORDER = (
         rows_wrapped=(HEIGHT, "strip", "first + place % height", "(first + place % height) % row_tiles")),
     *edits("The height of the last strip is the remainder row_tiles % strip even where that is 0, or in all strips. "
         "Take the smaller one of strip and the row tiles that are left.",
-        remainder_as_height=(HEIGHT, "row_tiles % strip"),
         remainder_as_height__or_strip=(HEIGHT, "(row_tiles % strip or strip)"),
         remainder_as_height__of_the_last=(HEIGHT, "(strip if first + strip < row_tiles else row_tiles % strip)")),
     *edits("Every second strip, or every second column, is walked backwards. All of them go down, and to the right.",
         there_and_back=("place // height", "abs(place // height - which % 2 * (column_tiles - 1))"),
         there_and_back__columns=("first + place % height",
         "first + abs(place % height - place // height % 2 * (height - 1))")),
-    *edits("All strips were made about equally high. They have `strip` row tiles each, and the last one what is left.",
-        strips_made_equal=("of_a_strip = ", "strip = -(-row_tiles // -(-row_tiles // strip))\nof_a_strip = ")),
-    *edits("The row tiles that are left over were added to the last whole strip, so it is too high. They are a strip "
-        "of their own.",
+    *edits("The row tiles were cut into other strips: all about equal, the rest added to the last, or put first. Each "
+        "strip has `strip` row tiles, and what is left is a strip of its own, the last one.",
+        strips_made_equal=("of_a_strip = ", "strip = -(-row_tiles // -(-row_tiles // strip))\nof_a_strip = "),
         strips_rounded_down=(WHICH, f"min({WHICH}, max(1, row_tiles // strip) - 1)",
         FIRST, f"{FIRST}\nplace = number - which * of_a_strip",
-        HEIGHT, "strip if which < row_tiles // strip - 1 else row_tiles - first")),
-    *edits("The thinner strip was put first. It comes last: the first `strip` row tiles are the first strip.",
+        HEIGHT, "strip if which < row_tiles // strip - 1 else row_tiles - first"),
         thin_strip_first=("of_a_strip = ", "number = row_tiles * column_tiles - 1 - number\nof_a_strip = ",
         RESULT, "return row_tiles - 1 - row, column_tiles - 1 - column")),
     *edits("The programs were counted from 1. The first program has number 0.",
@@ -103,9 +92,7 @@ ORDER = (
     *edits("The height of a strip was computed from the wrong numbers, by max in the place of min, or off by one. It "
         "is the smaller one of strip and the row tiles that are left, row_tiles - first.",
         wrong_height=(HEIGHT, "max(strip, row_tiles - first)"),
-        wrong_height__columns=(HEIGHT, "max(1, min(strip, column_tiles - first))"),
-        height_off_by_one=(HEIGHT, "min(strip, row_tiles - first + 1)"),
-        height_off_by_one__less=(HEIGHT, "max(1, min(strip, row_tiles - first - 1))")),
+        height_off_by_one=(HEIGHT, "min(strip, row_tiles - first + 1)")),
 )  # fmt: skip
 FORMULA = "-(-len(tiles) // min(strip, row_tiles))"
 STARTED = "-(-len(tiles) // (strip * column_tiles)) * strip"
@@ -121,29 +108,23 @@ TOGETHER = (
         more_programs_than_tiles__cut=(COUNT, "range(programs)", "min(strip, row_tiles - first)",
         "min(strip, max(1, row_tiles - first))")),
     *edits("One program too many or too few was counted. They are the programs 0 … programs - 1.",
-        one_program_off=(COUNT, "range(min(programs - 1, row_tiles * column_tiles))"),
         one_program_off__more=(COUNT, "range(min(programs + 1, row_tiles * column_tiles))"),
-        one_program_off__beyond=(COUNT, "range(min(programs, row_tiles * column_tiles) + 1)"),
         one_program_off__first=(COUNT, "range(1, min(programs, row_tiles * column_tiles))")),
-    *edits("Only the tile of the last program was counted. Where the programs have come to a new column or strip, it "
-        "does not have the largest numbers.",
-        last_program_alone=(LOADED, "return tiles[-1][0] + 1, tiles[-1][1] + 1")),
-    *edits("The largest number of a tile is one less than how many there are, because tiles are counted from 0.",
+    *edits("The largest number was taken, or the last program's. Tiles are counted from 0, so there is one more; and "
+        "where the programs have come to a new column or strip, the last one does not have the largest numbers.",
+        last_program_alone=(LOADED, "return tiles[-1][0] + 1, tiles[-1][1] + 1"),
         largest_number=(DISTINCT_ROWS, "max(row for row, column in tiles)",
         DISTINCT_COLUMNS, "max(column for row, column in tiles)")),
     *edits("The formula does not hold everywhere. It must count fewer where the programs do not fill a column, a strip "
         "or the result, and more where they go on to the next strip. Collect the tiles of tile_at instead.",
         first_strip_alone=(LOADED, f"return min(strip, row_tiles, len(tiles)), min(column_tiles, {FORMULA})"),
         first_strip_alone__uncut=(LOADED, f"return min(strip, row_tiles, len(tiles)), {FORMULA}"),
-        first_strip_alone__columns=(LOADED, f"return min(strip, row_tiles), min(column_tiles, {FORMULA})"),
         first_strip_alone__simple=(LOADED, "return strip, -(-programs // strip)"),
         first_strip_alone__by_columns=(LOADED, f"columns = min(column_tiles, {FORMULA})\n"
         "return min(row_tiles, -(-len(tiles) // columns)), columns"),
         whole_strips=(LOADED, f"return min(row_tiles, {STARTED}), of_weight"),
         whole_strips__formula=(LOADED, f"return min(row_tiles, len(tiles), {STARTED}), min(column_tiles, {FORMULA})")),
     *edits("All row tiles or all column tiles were counted. Only those of programs that run together are loaded.",
-        all_tiles=(LOADED, "return row_tiles, column_tiles"),
-        all_tiles__of_weight=(LOADED, "return of_x, column_tiles"),
-        all_tiles__of_x=(LOADED, "return row_tiles, of_weight")),
+        all_tiles=(LOADED, "return row_tiles, column_tiles")),
     *without(ORDER, "exchanged", "all_strips_at_row_0"),
 )  # fmt: skip

@@ -48,7 +48,7 @@ WRONG = {
     "weight_row_stride": wrong((STRIDES, "*x.stride(), inner, weight.stride(1)")),
     "x_inner_stride": wrong((X_AT, "x_rows + k")),
     "weight_inner_stride": wrong((WEIGHT_AT, "weight_rows + k")),
-    "inner_strides": wrong((X_AT, "x_rows + k"), (WEIGHT_AT, "weight_rows + k")),
+    "x_inner_stride__both": wrong((X_AT, "x_rows + k"), (WEIGHT_AT, "weight_rows + k")),
     "strides_of_another": wrong((STRIDES, "*x.stride(), *x.stride()")),
     "strides_of_another__exchanged": wrong((STRIDES, "*weight.stride(), *x.stride()")),
     "strides_of_another__row": wrong((STRIDES, "*x.stride(), x.stride(0), weight.stride(1)")),

@@ -103,6 +103,15 @@ WRONG = {
     "writes_outside": wrong((f"tl.store(out_tile, {STORED}, mask=inside)", f"tl.store(out_tile, {STORED}, "
                              "mask=(row < rows)[:, None])")),
     "offset_in_32_bits": wrong((RESIDUAL_AT, RESIDUAL_AT.replace(".to(tl.int64)", ""))),
+    "offset_in_32_bits__where_up_begins": wrong((UP_ROWS, UP_ROWS.replace("(column + hidden).to(tl.int64)[:, None] * "
+        "weight_stride", "column.to(tl.int64)[:, None] * weight_stride + hidden * weight_stride"))),
+    "none_used": wrong(("0 if residual is None else residual.stride(0)", "residual.stride(0)")),
+    "not_contiguous": wrong(("[:, None] * hidden + column[None, :]", "[:, None] + column[None, :] * rows"),
+        ("torch.empty(rows, hidden, dtype=x.dtype, device=x.device)", "torch.empty(hidden, rows, dtype=x.dtype, "
+         "device=x.device).t()")),
+    "rounded_too_early__sigmoid": wrong((RESULT, f"result = gate * tl.sigmoid(gate){ROUND} * up")),
+    "rounded_too_early__everything": wrong((RESULT, f"gate = gate{ROUND}\n    up = up{ROUND}\n    result = "
+                                                    f"((gate * tl.sigmoid(gate)){ROUND} * up){ROUND}")),
     "offset_in_32_bits__up": wrong((UP_ROWS, UP_ROWS.replace(".to(tl.int64)", ""))),
     "too_many_bytes": wrong((UP_DOT, f"x_tile = tl.load(x_rows + k, {X_MASK}, other=0.0)\n        {UP_DOT}")),
     "no_kernel_launched": """# Exercise 18.4 · The end of a product
@@ -133,8 +142,9 @@ def fused(x, w, b, r, y, M, H, K, xs, ws, rs, HAS_B: tl.constexpr, HAS_R: tl.con
         a = tl.load(x + m.to(tl.int64)[:, None] * xs + k[None, :], mask=rows & (k[None, :] < K), other=0.0)
         inside = columns & (k[:, None] < K)
         first = w + n.to(tl.int64)[None, :] * ws + k[:, None]
+        second = w + (n + H).to(tl.int64)[None, :] * ws + k[:, None]
         g += tl.dot(a, tl.load(first, mask=inside, other=0.0), input_precision="ieee")
-        u += tl.dot(a, tl.load(first + H.to(tl.int64) * ws, mask=inside, other=0.0), input_precision="ieee")
+        u += tl.dot(a, tl.load(second, mask=inside, other=0.0), input_precision="ieee")
         k += BK
     out = g / (1 + tl.exp(-g)) * u
     if HAS_R:
