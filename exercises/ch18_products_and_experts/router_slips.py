@@ -15,7 +15,8 @@ IN_ROUTE = (
         weights_of_the_choice=(TAKEN, "choosing.gather(-1, experts)")),
     *edits("Some weights are raw logits. They are the chosen experts' shares in the softmax over all experts "
         "(sglang#35160).",
-        raw_logits=(TAKEN, 'numbers.gather(-1, experts) if kind == "softmax" else ' + TAKEN),
+        raw_logits=(PROBABILITIES, "numbers"),
+        raw_logits__softmax=(TAKEN, 'numbers.gather(-1, experts) if kind == "softmax" else ' + TAKEN),
         raw_logits__renormalised=(TAKEN, 'numbers.gather(-1, experts) if kind == "renormalised" else ' + TAKEN)),
     *edits("For \"softmax\" the weights add up to 1: they were divided by their sum, or the softmax saw the chosen "
         "logits alone. Keep the shares of the softmax over all experts (mlxcel#391, lmdeploy#3030).",
