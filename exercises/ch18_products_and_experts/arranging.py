@@ -62,12 +62,10 @@ ORDERS = Contract(
 
 OWN, FILL, TILES = "slot[(flat == expert) & served]", "tiles * block,), sentinel", "-(-number // block)"
 PUT, EACH, TILE = "filled[:number] = own[: len(filled)]", "slots.append(filled)", "torch.full((tiles,), expert)"
-FULLEST = "-(-int(torch.bincount(flat[served], minlength=count).max()) // block)"
 IN_ORDER = (
     *edits("A choice of -1 was taken for one of an expert, the first or the last. It is not served, and has no place.",
         minus_one_wraps=("(flat == expert) & served", "flat % count == expert"),
-        minus_one_wraps__first=("(flat == expert) & served", "flat.clamp(min=0) == expert"),
-        minus_one_wraps__shifted=(OWN, "in_runs(flat[served], flat.argsort(stable=True), expert)")),
+        minus_one_wraps__first=("(flat == expert) & served", "flat.clamp(min=0) == expert")),
     *edits("An expert whose slots fill their blocks exactly got one more. Round up: (number + block - 1) // block.",
         block_too_many=(TILES, "number // block + (number > 0)"), block_too_many__empty=(TILES, "number // block + 1")),
     *edits("An expert without a choice got a block. It has no place.",
@@ -76,7 +74,7 @@ IN_ORDER = (
         last_slots_lost=(TILES, "number // block")),
     *edits("Places after an expert's slots do not hold the sentinel. It is tokens · k, the number of all slots.",
         **{f"sentinel_wrong__{name}": (FILL, FILL.replace("sentinel", value)) for name, value in {
-            "minus_one": "-1", "tokens": "experts.shape[0]", "last": "sentinel - 1", "zero": "0", "count": "count",
+            "minus_one": "-1", "tokens": "experts.shape[0]", "last": "sentinel - 1", "zero": "0",
             "served": "int(served.sum())"}.items()},
         sentinel_wrong__places=("torch.cat(slots).int()", "(s := torch.cat(slots)).where(s < sentinel, len(s)).int()")),
     *edits("The entries are tokens. They should be slots: t · k + c says also which choice of the token it is.",
@@ -84,14 +82,11 @@ IN_ORDER = (
     *edits("Slots were numbered choice by choice. Choice c of token t is slot t · k + c: flatten [tokens, k] as it is.",
         numbered_by_choice=("experts.flatten().long()", "experts.T.flatten().long()")),
     *edits("Sentinels stand before an expert's slots. They come after them.",
-        sentinels_first=(PUT, "filled[len(filled) - number :] = own[: len(filled)]"),
-        sentinels_first__turned=(PUT, PUT + "\nfilled = filled.view(-1, block).flip(1).flatten()"),
+        sentinels_first=(PUT, PUT + "\nfilled = filled.view(-1, block).flip(1).flatten()"),
         sentinels_first__in_the_block=(PUT, "filled[len(filled) - number % block :] = own[number - number % block :]\n"
         "filled[: number // block * block] = own[: number // block * block]")),
-    *edits("An expert's slots are not in ascending order.", descending=(OWN, OWN + ".flip(0)")),
     *edits("The experts stand in another order. The one with the smallest number comes first.",
-        experts_reversed=("in range(count)", "in reversed(range(count))"),
-        experts_reversed__found=("in range(count)", "in dict.fromkeys(flat[served].tolist())")),
+        experts_reversed=("in range(count)", "in reversed(range(count))")),
     *edits("tile_experts counts the experts that have a choice. It should hold their own numbers.",
         experts_renumbered=(TILE, "torch.full((tiles,), len(torch.cat(tile_experts).unique()))")),
     *edits("tile_experts has one entry for each expert, place or slot. It should have one for each block of places.",
@@ -100,8 +95,6 @@ IN_ORDER = (
         wrong_entries__slot=(TILE, "torch.full((number,), expert)")),
     *edits("tile_experts stands in another order than the places.",
         tile_experts_reversed=("torch.cat(tile_experts).int()", "torch.cat(tile_experts).flip(0).int()")),
-    *edits("All experts got as many places as the fullest one. Each has its own number of blocks, an empty one none.",
-        same_room_for_all=(TILES, FULLEST), same_room_for_all__some=(TILES, "(number > 0) * " + FULLEST)),
     *edits("Only the end of the whole list was filled up, so a block holds slots of several experts. Each expert "
         "begins at a multiple of block.",
         filled_at_the_end=("return torch.cat(slots).int(), torch.cat(tile_experts).int()",
@@ -112,8 +105,8 @@ IN_ORDER = (
         numbered_among_served=(EACH, "slots.append(F.pad(served.cumsum(0) - 1, (0, 1), value=sentinel)[filled])")),
     *edits("A token that names an expert twice has one slot for it. Each choice is a slot of its own.",
         one_slot_a_token=(OWN, f"first_of_tokens({OWN}, experts.shape[1])")),
-    *edits("The last expert has no place.", last_expert_missing=("range(count)", "range(count - 1)")),
-    *edits("Expert 0 has no place.", first_expert_missing=("range(count)", "range(1, count)")),
+    *edits("Expert 0 or the last expert has no place.", expert_missing=("range(count)", "range(1, count)"),
+        expert_missing__last=("range(count)", "range(count - 1)")),
     *edits("Only the first slot of each expert was put in its place (vllm-xpu-kernels#453).",
         first_slot_alone=(PUT, "filled[:1] = own[:1]")),
     *edits("Places are not filled up: each expert should begin at a multiple of block.",
@@ -127,7 +120,6 @@ IN_SUM = (
         "out (torchtitan#1237).",
         sentinel_rows_added=(ADDED, f"{ADDED} + 0 * {SERVED_SUM}"),
         sentinel_rows_added__last=(ADDED, f"{ADDED}\nout[-1] = out[-1] + 0 * {SERVED_SUM}"),
-        sentinel_rows_added__first=(ADDED, f"{ADDED}\nout[0] = out[0] + 0 * {SERVED_SUM}"),
         sentinel_rows_added__missing=(ADDED, ADDED + " + 0 * missing_rows(rows, slots, weights, -1)")),
     *edits("The weight was taken by token. It belongs to the choice: weights[t, c] (Triton-distributed#133).",
         weight_by_token=(WEIGHT, "weights[token, 0, None]"),
@@ -135,21 +127,17 @@ IN_SUM = (
     *edits("The weight was taken by place. It belongs to the slot at that place.",
         weight_by_place=(WEIGHT, "weights.flatten()[places % weights.numel(), None]"),
         weight_by_place__served=(WEIGHT, "weights.flatten()[torch.arange(len(places)) % weights.numel(), None]")),
-    *edits("The weights were read choice by choice. Slot t · k + c has weights[t, c].",
-        weights_transposed=(WEIGHT, "weights.T.flatten()[of_place, None]")),
     *edits("The weight is that of another choice. Slot t · k + c has weights[t, c].",
-        weight_of_another_choice=(WEIGHT, "weights[token, of_place // tokens % k, None]"),
-        weight_of_another_choice__reversed=(WEIGHT, "weights.flip(1).flatten()[of_place, None]")),
+        weight_of_another_choice=(WEIGHT, "weights.flip(1).flatten()[of_place, None]"),
+        weight_of_another_choice__transposed=(WEIGHT, "weights.T.flatten()[of_place, None]")),
     *edits("The weights are missing.", weights_missing=(WEIGHTED, ROWS)),
     *edits("The weights were applied twice (rtp-llm#884).", weights_twice=(WEIGHTED, WEIGHTED + " * weight")),
     *edits("A token's rows replace each other. Add them, as index_add_ does.",
         replaced=(ADDED, "out.index_copy(0, token, weighted)")),
     *edits("The sum was divided by k, or by the weights' sum. It is a plain sum.",
-        averaged=(ADDED, ADDED + " / k"), averaged__weights=(ADDED, ADDED + " / weights.sum(1, keepdim=True)"),
-        averaged__softmax=("weights.flatten()", "weights.softmax(-1).flatten()")),
+        averaged=(ADDED, ADDED + " / k"), averaged__weights=(ADDED, ADDED + " / weights.sum(1, keepdim=True)")),
     *edits("A slot's token is slot // k. You took another number.",
-        token_of_the_slot=("of_place // k", "of_place % tokens"),
-        token_of_the_slot__k=("of_place // k", "of_place % k % tokens")),
+        token_of_the_slot=("of_place // k", "of_place % tokens")),
     *edits("The rows were taken in the order of their slots, but they lie at their places.",
         rows_by_slot=(ROWS, "rows[of_place % len(rows)].to(wide)")),
     *edits("A choice without a place added row 0, or the last row. It adds nothing.",
@@ -160,12 +148,6 @@ IN_SUM = (
     *edits("Slot 0 or the last slot was left out.", slot_missing=(REAL, f"({REAL}) & (slots > 0)"),
         slot_missing__last=(REAL, REAL + " - 1")),
 )  # fmt: skip
-
-
-def in_runs(served, order, expert):
-    """An expert's slots by its run of the order, where the choices that are not served stand in front and count."""
-    begin = int((served < expert).sum())
-    return order[begin : begin + int((served == expert).sum())]
 
 
 def first_of_tokens(own, k):
@@ -193,6 +175,6 @@ def missing_rows(rows, slots, weights, place):
 
 
 ARRANGED = model_of(
-    ordered, IN_ORDER, parts=(arrangement,), uses=(first_of_tokens, in_runs, filled_at_the_end), entry="arrange",
+    ordered, IN_ORDER, parts=(arrangement,), uses=(first_of_tokens, filled_at_the_end), entry="arrange",
     most_pairs=60,
 )  # fmt: skip

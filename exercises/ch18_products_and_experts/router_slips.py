@@ -36,11 +36,9 @@ IN_ROUTE = (
         scale_of_1=(DIVIDED, "(1.0 if bias is None else scale) * weights / divisor"),
         scale_of_1__for_0=(DIVIDED, "(scale or 1.0) * weights / divisor")),
     *edits("For \"sigmoid\" the weights come from a softmax. Divide the chosen sigmoids by their sum.",
-        softmax_of_sigmoids=(DIVIDED, "scale * weights.softmax(-1)"),
-        softmax_of_sigmoids__logits=(DIVIDED, "scale * numbers.gather(-1, experts).softmax(-1)")),
+        softmax_of_sigmoids=(DIVIDED, "scale * weights.softmax(-1)")),
     *edits("The scale is in the choice. It multiplies the weights at the end.", alone=True,
-        scale_in_the_scores=(SIGMOID, f"(scale * {SIGMOID})"),
-        scale_in_the_scores__bias=(SUMS, "scores + scale * bias")),
+        scale_in_the_scores=(SUMS, "scores + scale * bias")),
     *edits("What chooses was rounded to 16 bits: biases, sums or logits. Keep it in float32.", alone=True,
         sums_rounded=(SUMS, "scores + bias.half()"), sums_rounded__own=(SUMS, "scores + bias.to(logits.dtype)"),
         sums_rounded__choosing=(SORTED, SORTED.replace("choosing", "choosing.half()")),
@@ -57,8 +55,6 @@ IN_ROUTE = (
     *edits("The bias was subtracted. Add it.", bias_subtracted=(SUMS, "scores - bias")),
     *edits("The bias was added to the logits. Add it to their sigmoids.",
         bias_on_the_logits=(SUMS, "(numbers + bias).sigmoid()"), bias_on_the_logits__raw=(SUMS, "numbers + bias"),
-        bias_on_the_logits__both=(f"scores = {SIGMOID}", f"scores = ({SIGMOID} if bias is None else (numbers + "
-        "bias).sigmoid())", SUMS, "scores + 0"),
         bias_on_the_logits__no_sigmoid=("choosing = scores if bias is None else " + SUMS,
         "choosing = numbers if bias is None else numbers + bias")),
     *edits("Some biases were cut off, or all counted as positive. Add them as they are.", alone=True,
@@ -87,8 +83,7 @@ IN_ROUTE = (
         order_of_numbers__weights=(RETURNED, "by = weights.sort(dim=-1, descending=True, stable=True).indices\n"
         "return experts.gather(-1, by), weights.gather(-1, by)")),
     *edits("Experts and weights do not belong together: one of the two was put in another order.",
-        weights_in_another_order=(TAKEN, f"{TAKEN}.sort(-1, descending=True).values"),
-        weights_in_another_order__of_scores=(TAKEN, "scores.sort(-1, descending=True).values[:, :k]")),
+        weights_in_another_order=(TAKEN, "scores.sort(-1, descending=True).values[:, :k]")),
     *edits("Experts were ordered by probabilities that had been rounded: tiny ones are all 0 in float32, though their "
         "logits differ. Choose by the logits.", chosen_by_rounded=("choosing = numbers", "choosing = scores")),
     *edits("Experts were ordered by their logits. For \"sigmoid\" the sigmoids in float32 choose, and those of large "
@@ -110,8 +105,7 @@ IN_ROUTE = (
     *edits("Where one of a token's k sigmoids is 0, all its weights are 0. They are 0 only where the sum is.",
         one_sigmoid_of_0=(DIVIDED, "scale * (weights > 0).all(-1, keepdim=True) * weights / divisor")),
     *edits("Where the sum of a token's k sigmoids is 0, the weights are not 0.",
-        shared_where_0=(DIVIDED, "torch.where(total > 0, scale * weights / divisor, scale / k)"),
-        shared_where_0__k=(DIVIDED, "torch.where(total > 0, scale * weights / divisor, 1 / k)")),
+        shared_where_0=(DIVIDED, "torch.where(total > 0, scale * weights / divisor, scale / k)")),
     *edits("A small number was added to the sum of the sigmoids, or is the smallest that the sum may be. But sigmoids "
         "may be smaller: that of -60 is e⁻⁶⁰. Divide by the sum itself, and treat only a sum of 0 in another way.",
         **{f"sum_with_a_floor__{small}": (GUARD, f"total + {small}") for small in ("1e-20", "1e-9", "1e-6")},
@@ -123,7 +117,6 @@ IN_ROUTE = (
         rounded_early__scores=(TAKEN, f"{TAKEN}.to(logits.dtype).float()"),
         rounded_early__all=(NUMBERS, "logits", RETURNED, "return experts, weights.float()"),
         rounded_early__half=(NUMBERS, "logits.half()", RETURNED, "return experts, weights.float()"),
-        rounded_early__end=(RETURNED, "return experts, weights.to(logits.dtype).float()"),
         rounded_early__logits=("logits.to(", "logits.half().to(")),
 )  # fmt: skip
 
@@ -139,12 +132,10 @@ IN_BALANCE = (
         not_recentred__one=(MOVED, "moved - moved.mean() * (len(load) > 1)")),
     *edits("Something else than the mean of the new biases was subtracted. Take their mean after the step.",
         **{f"recentred_wrongly__{name}": (MOVED, f"moved - {value}") for name, value in (
-           ("before", "bias.mean()"), ("step", "(moved - bias).mean()"), ("sum", "moved.sum()"),
-           ("largest", "moved.max()"), ("median", "moved.median()"), ("size", "moved.abs().mean()"))}),
+           ("before", "bias.mean()"), ("step", "(moved - bias).mean()"), ("size", "moved.abs().mean()"))}),
     *edits("The loads were compared with something else than their mean.",
         **{f"not_the_mean__{name}": (DIFFERENCE, f"{value} - load") for name, value in (
-           ("median", "load.median()"), ("1", "1"), ("share", "1 / len(load)"), ("largest", "load.max()"),
-           ("not_empty", "load[load > 0].mean()"))}),
+           ("median", "load.median()"), ("1", "1"), ("not_empty", "load[load > 0].mean()"))}),
     *edits("The mean of the loads was rounded to a whole number. It may lie between two loads.",
         **{f"mean_rounded__{way}": (DIFFERENCE, f"load.mean().{way}() - load") for way in ("floor", "round")}),
     *edits("An expert whose load equals the mean was moved. It keeps its bias, until the mean is subtracted.",
@@ -154,7 +145,6 @@ IN_BALANCE = (
         near_ones_stay=(SIGN, "(difference.sign() * (difference.abs() >= 1))")),
     *edits("The loads were rounded to float32, which holds whole numbers up to 2²⁴ alone. Compare exact numbers, or "
         "float64.", loads_rounded=("load.double()", "load.float()"),
-        loads_rounded__mean=(DIFFERENCE, "load.float().mean() - load"),
         loads_rounded__share=("load.double()", "load.float() / load.sum()")),
     *edits("The loads went through int32, which ends at 2³¹ - 1.",
         loads_wrap=("load.double()", "load.int().double()")),

@@ -72,8 +72,8 @@ WRONG = {
     )),
     "sentinel_is_tokens": wrong((FOUND, "places = (slots < tokens).nonzero()[:, 0]")),
     "wrong_entries__place": wrong((REPEAT, REPEAT.replace("tiles", "tiles * block"))),
-    "last_expert_missing": wrong(("[flat >= 0]", "[(flat >= 0) & (flat < count - 1)]")),
-    "first_expert_missing": wrong(("[flat >= 0]", "[flat > 0]")),
+    "expert_missing__last": wrong(("[flat >= 0]", "[(flat >= 0) & (flat < count - 1)]")),
+    "expert_missing": wrong(("[flat >= 0]", "[flat > 0]")),
     # vllm-xpu-kernels#453: the text is fluent, and most of the batch is missing.
     "first_slot_alone": wrong(
         (PUT, "first = within == 0\n    places[begin[of_slot[order]][first]] = slots[order][first].int()")
@@ -94,7 +94,7 @@ WRONG = {
     "weight_by_token": wrong((WEIGHT, "weights[of_place // k, 0, None]")),
     "weight_by_token__flat": wrong((WEIGHT, "weights.flatten()[of_place // k, None]")),
     "weight_by_place": wrong((WEIGHT, "weights.flatten()[places % (tokens * k), None]")),
-    "weights_transposed": wrong((WEIGHT, "weights.T.flatten()[of_place, None]")),
+    "weight_of_another_choice__transposed": wrong((WEIGHT, "weights.T.flatten()[of_place, None]")),
     "weight_of_another_choice": wrong((WEIGHT, "weights.flip(1).flatten()[of_place, None]")),
     "one_slot_a_token": wrong(
         (FLAT, FLAT + "\n    earlier = (experts[:, :, None] == experts[:, None, :]).tril(-1).any(-1)\n"
