@@ -310,7 +310,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, block_m: int, block_n: int, b
         may begin beyond 2³¹ elements, but each is shorter than that. What lies between the elements of a view is not
         yours and may be NaN.
     block_m, block_n, block_k: the tile of a program and the numbers of inner that it takes at a time: powers of two,
-        16 to 128.
+        16 to 128. You may take another block_k.
     Returns: a new contiguous tensor [rows, outer] of x's dtype. Sums are float32, rounded once at the end.
     A program loads its block_m rows of x and its block_n rows of weight once, and stores its tile once. Bytes are
     counted. Hand the kernel the tensors as they are, without a copy.
@@ -588,7 +588,7 @@ def gated_product(
         numbers of a row lie side by side, but rows of x, weight and residual may lie any distance apart, also beyond
         2³¹ elements. What lies between them is not yours and may be NaN. The gate's sums may be anywhere in ±10⁴.
     block_m, block_n, block_k: rows and columns of the result's tile, and the numbers of inner that a program takes at a
-        time: powers of two, 16 to 128.
+        time: powers of two, 16 to 128. You may take another block_k.
     Returns: a new contiguous tensor [rows, hidden] of x's dtype. All arithmetic is float32, rounded once at the end.
     A program loads its block_m rows of x once, and its block_n rows of the gate and of up. Besides these it loads only
     the biases and the residual, and it stores only its tile. Bytes are counted. Hand the kernel the tensors as they
@@ -1071,11 +1071,11 @@ def grouped_product(
         side by side. block_m is a power of two, at least 16.
     k: at least 1. Slot s belongs to token s // k.
     block_n, block_k: columns of a tile of the result, and how much of inner is loaded at once; powers of two, at least
-        16.
+        16. You may take another block_k.
     Returns: [places, outer] of x's dtype. Place p has x[slots[p] // k] times weights[expert of p's tile]ᵀ, summed in
     float32 and rounded once. Where the place has the sentinel, anything may stand, and nothing of x is loaded for it.
-    Every tile of the result loads its rows of x and its expert's rows once. Do not compute with
-    them in PyTorch, and do not copy them.
+    Every tile of the result loads its rows of x and its expert's rows once. Do not compute with them in PyTorch, and do
+    not copy them.
     """
     # BEGIN SOLUTION
     places, (_, outer, inner) = len(slots), weights.shape
