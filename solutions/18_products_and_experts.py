@@ -756,7 +756,8 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Which k experts each token goes to, and the weight of each.
 
-    logits: float32, float16 or bfloat16 [tokens, experts], at least 1 of each, any numbers from -10,000 to 10,000.
+    logits: float32, float16 or bfloat16 [tokens, experts], contiguous, at least 1 of each, any numbers from -10,000 to
+        10,000.
     k: from 1 to the number of experts.
     kind: what chooses and what weighs.
         "softmax": the k largest logits are chosen. Their weights are their shares in the softmax over all experts.
@@ -913,8 +914,8 @@ measured("18 padded rows over real ones, 64 tokens, tiles of 128", padded_over_r
 def arrange(experts: torch.Tensor, count: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The order of the rows for a grouped product.
 
-    experts: int64 or int32 [tokens, k], at least 1 of each. The expert of each choice, from 0 to count - 1, or -1 for a
-        choice that is not served here. A token may name an expert more than once, and in any order.
+    experts: int64 or int32 [tokens, k], contiguous, at least 1 of each. The expert of each choice, from 0 to count - 1,
+        or -1 for a choice that is not served here. A token may name an expert more than once, and in any order.
     count: how many experts there are, at least 1. block: at least 1.
     Returns: (slots, tile_experts), int32 [places] and int32 [places // block]. Choice c of token t is slot t · k + c.
     Each expert that has a choice gets places of its own, which begin at a multiple of block: its slots, ascending, and
@@ -942,8 +943,8 @@ def arrange(experts: torch.Tensor, count: int, block: int) -> tuple[torch.Tensor
 def combine(rows: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Each token's weighted sum of its experts' results.
 
-    rows: float32, float16 or bfloat16 [places, width], the result at each place. Where the place has the sentinel, its
-        row may hold anything, NaN too.
+    rows: float32, float16 or bfloat16 [places, width], contiguous, the result at each place. Where the place has the
+        sentinel, its row may hold anything, NaN too.
     slots: int32 [places], as `arrange` makes them; each slot from 0 to tokens · k - 1 stands at one place or at none,
         and all other places have the sentinel tokens · k. There may be no place at all.
     weights: float32 [tokens, k], any finite numbers.
@@ -1199,8 +1200,8 @@ measured("18 error of the running total, 16,384 products", 100 * relative_error(
 def to_blocks(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Numbers as codes of 8 bits, with a scale for each 128 numbers of a row.
 
-    x: float32, float16 or bfloat16 [rows, inner], at least 1 of each. Finite numbers; the largest of a block is 0, or
-        between 1e-20 and 1e20 in size.
+    x: float32, float16 or bfloat16 [rows, inner], contiguous, at least 1 of each. Finite numbers; the largest of a
+        block is 0, or between 1e-20 and 1e20 in size.
     Returns: (codes, scales), float8_e4m3fn [rows, inner] and float32 [rows, blocks], with blocks = inner / 128, rounded
     up. Block i of a row are its numbers 128 · i to 128 · i + 127; the last block may have fewer. Its scale is the
     largest magnitude in it, divided by 448, and 1 where all of its numbers are 0. A code is its number divided by the
@@ -1222,7 +1223,8 @@ def scaled_product(
 ) -> torch.Tensor:
     """x · weightᵀ of scaled 8-bit numbers, with sums in two levels.
 
-    x: float8_e4m3fn [rows, inner]. weight: float8_e4m3fn [outer, inner]. All sizes at least 1.
+    x: float8_e4m3fn [rows, inner]. weight: float8_e4m3fn [outer, inner]. All sizes are at least 1, and all tensors are
+        contiguous.
     x_scales: float32 [rows, blocks], positive, one for each 128 columns of a row, as `to_blocks` makes them.
     weight_scales: float32 [outer / 128, blocks], positive, with outer / 128 rounded up: one for each 128 rows and 128
         columns.

@@ -76,6 +76,8 @@ def product_cases(draw):
         Case("weight transposed in memory", (x, last_exchanged(draw, weight), 32, 32, 32)),
         Case("x transposed in memory", (last_exchanged(draw, x), weight, 32, 32, 32)),
         Case("float16; the sums rise to 1,000 and fall to 0", (*up_and_down(draw), 16, 32, 32)),
+        Case("float32, sums of a million", (*operands(draw, 17, 20, 40, size=1e6), 16, 32, 32)),
+        Case("1 row, 20 outer, 1 inner", (*operands(draw, 1, 20, 1), 16, 16, 16)),
         Case("float32 numbers with digits that 16 bits do not have", (*fine_digits(draw), 32, 64, 64)),
         Case("64 × 96, 80 inner, tiles of 32 × 32, bytes counted", (*operands(draw, 64, 96, 80), 32, 32, 32),
             metered=True),

@@ -91,6 +91,7 @@ def router_cases(draw):
               torch.tensor([-2.5, -2.0, -3.0, -2.25]), 1.0),
         *(case(f"{kind}: 64 experts, many equal logits", tokens=20, experts=64, k=8, kind=kind, values="equal logits",
                bias="any", scale=2.5) for kind in KINDS[::2]),
+        case("softmax: 30 tokens, 300 experts", tokens=30, experts=300, k=4, kind="softmax"),
         case("sigmoid: 1 token, float16 logits", tokens=1, experts=300, k=8, kind="sigmoid", bias="any",
              dtype=torch.float16),
         Case("balance: loads 10, 4, 4, 2", (biased, torch.tensor([10, 4, 4, 2]), 0.1), "balanced"),

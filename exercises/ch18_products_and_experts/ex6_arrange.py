@@ -103,6 +103,7 @@ def arrange_cases(draw):
         back("combine: float16", tokens=20, k=8, width=16, dtype=torch.float16, rubbish=INF),
         back("combine: float16, large rows that cancel", tokens=20, k=8, dtype=torch.float16,
              numbers="large rows that cancel"),
+        back("combine: 1,100 tokens, k = 30", tokens=1100, k=30, count=3, block=256, width=1),
         Case("both, 2,000 tokens, lines counted", many, driver=counting_lines),
     ]  # fmt: skip
 

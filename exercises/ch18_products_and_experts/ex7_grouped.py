@@ -118,6 +118,8 @@ def grouped_cases(draw):
         case("16 outputs of 40 inputs", tokens=20, outer=16, inner=40, real="all"),
         case("40 outputs of 16 inputs", tokens=20, outer=40, inner=16, real="all"),
         case("five tiles of 32, three experts", tokens=50, k=3, tiles=5, block_m=32, outer=17, inner=33, block_n=32),
+        case("300 experts", tokens=20, experts=300, tiles=3, outer=16, inner=16),
+        case("40,000 slots", tokens=20_000, outer=16, inner=16),
         case("no place", tokens=4, tiles=0),
         case("one real place in each tile", tokens=9, k=8, tiles=3, real="one"),
         case("float16, inner 200", tokens=30, inner=200, block_k=64, dtype=torch.float16),

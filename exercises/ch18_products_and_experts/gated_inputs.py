@@ -52,11 +52,19 @@ def large_gates(draw):
     return x, weight, bias, residual
 
 
-def negative_gates(draw):
-    """silu is near 0 there, but it is not 0; up's sums are about 1."""
-    x = torch.stack([10 ** draw.uniform(20, low=0.0, high=4.0), torch.ones(20)], 1)
-    weight = torch.cat([torch.tensor([[-1.0, 0.0]]).expand(40, 2), torch.stack([torch.zeros(40), draw.normal(40)], 1)])
-    return x, weight, None, None
+def negative_gates(draw, low=1.0, high=1e4, up=1.0):
+    """Gates from -low to -high: silu is near 0 there, but it is not 0. up: the size of up's sums."""
+    x = torch.stack([10 ** draw.uniform(20, low=math.log10(low), high=math.log10(high)), torch.ones(20)], 1)
+    ups = torch.stack([torch.zeros(40), draw.normal(40, scale=up)], 1)
+    return x, torch.cat([torch.tensor([[-1.0, 0.0]]).expand(40, 2), ups]), None, None
+
+
+def large_numbers(draw, of_x, of_up):
+    """x, and up's part of the weight, are larger than usual by these factors; the gate's sums are not."""
+    x, weight, bias, residual = tensors(draw, 18, 40, 70)
+    weight[:40] /= of_x
+    weight[40:] *= of_up / of_x
+    return of_x * x, weight, bias, residual
 
 
 def all_in_nan(given):
