@@ -32,7 +32,12 @@ def output_and_gradients(function, x, gate_up, down, weights, experts, gradient)
 @pytest.mark.parametrize("tokens", [1, 7, 100, 1500])
 @pytest.mark.parametrize("width, hidden", [(256, 192), (200, 72)])
 def test_output_and_gradients_are_those_of_the_meaning(tokens, width, hidden, dtype):
-    """With the tiles for few rows, some and many; an expert with all tokens, one with none, choices of nobody."""
+    """With the tiles for few rows, some and many; an expert with all tokens, one with none, choices of nobody.
+
+    A weight's gradient is a sum over an expert's tokens, and ours adds them one after another in float32. Each addition
+    rounds a partial sum by half a unit of its last place, and so many independent roundings add up to √tokens of them.
+    cuBLAS shares the sum among several programs, which rounds less: it is no measure for that.
+    """
     tensors, experts = inputs(tokens, 9, 3, width, hidden, dtype), ragged(tokens, 3, 9).cuda()
     gradient = torch.randn(tokens, width, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
     found = output_and_gradients(expert_mlp, *tensors, experts, gradient)
@@ -40,7 +45,8 @@ def test_output_and_gradients_are_those_of_the_meaning(tokens, width, hidden, dt
     exact = output_and_gradients(expert_mlp_reference, *wide, experts, gradient)
     plain = output_and_gradients(expert_mlp_reference, *tensors, experts, gradient)
     for ours, right, theirs in zip(found, exact, plain):
-        rounding = 4 * torch.finfo(dtype).eps * right.abs().max().item()
+        in_turn = tokens**0.5 * torch.finfo(torch.float32).eps
+        rounding = (4 * torch.finfo(dtype).eps + in_turn) * right.abs().max().item()
         assert (ours.double() - right).abs().max() <= 2 * largest_error([theirs], right) + rounding
     again = output_and_gradients(expert_mlp, *tensors, experts, gradient)
     assert all(torch.equal(one, other) for one, other in zip(found, again))
