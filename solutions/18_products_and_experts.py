@@ -121,7 +121,7 @@ draw_ladder(ON_AN_H200, "8192 × 8192 × 8192 in bf16, on an H200")
 # ## The order of the tiles
 #
 # In this chapter all weights are stored as `nn.Linear` keeps them: `x` is [rows, inner], `weight` is [outer, inner],
-# and the product $out = x \cdot weight^T$ is [rows, outer]. So `inner` is the dimension that is summed over.
+# and their product $x \cdot weight^T$ is [rows, outer]. So `inner` is the dimension that is summed over.
 #
 # A kernel cuts the result into *tiles*, for example of 128 rows by 256 columns, and one program computes one tile. To
 # do this, it goes along `inner` in *blocks* of, say, 64 numbers. For each block it loads one tile of `x`, for the rows
@@ -610,7 +610,7 @@ def gated_product(
 best_gated_product = check("18.4", gated_product).best
 
 # %% [markdown]
-# In the library, `product` of `course_lib.kernels.products` does the same with `gated=True`.
+# In the library, `large_product` of `course_lib.kernels.products.large` does the same with `gated=True`.
 #
 # Here is a small test of any such kernel. If all weights are 0 and there is no residual, each row of the result is
 # $silu(b_{gate}) \cdot b_{up}$, whatever `x` is. The difference in the next cell should be no larger than a rounding of
