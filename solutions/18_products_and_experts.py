@@ -1334,31 +1334,22 @@ for batch in (1, 8, 32, 128, 1024, 8192):
 # The next cell compares the text with that of the reference.
 
 # %%
-import dataclasses
-
-from course_lib.models.glue import TORCH
 from course_lib.models.kinds import text_parts
-from course_lib.models.plugged import who_runs
+from course_lib.models.plugged import experts_of_functions, who_runs
 from course_lib.models.trained import trained_model
 from course_lib.serving.generation import complete
 
 places_used = []
 
 
-def your_experts(x, gate_up, down, experts, weights):
-    """The decoder calls this for the experts of x [rows, width]; experts and weights come from the model's router."""
-    rows, k = experts.shape
-    slots, tile_experts = best_arrange(experts, len(gate_up), 16)
-    gate, up = best_grouped_product(x, gate_up, slots, tile_experts, k, 64, 32).chunk(2, dim=1)
-    inner = (F.silu(gate) * up).contiguous()
-    place = torch.arange(len(slots), dtype=torch.int32, device=x.device)
-    own = torch.where(slots < rows * k, place, len(slots)).int()
-    places_used.append(len(slots) / (rows * k))
-    return best_combine(best_grouped_product(inner, down, own, tile_experts, 1, 32, 32), slots, weights)
+def arrange_and_count(experts, count, block):
+    slots, tile_experts = best_arrange(experts, count, block)
+    places_used.append(len(slots) / experts.numel())
+    return slots, tile_experts
 
 
 reference, yours = (trained_model("experts", device=device).requires_grad_(False) for _ in range(2))
-yours.glue = dataclasses.replace(TORCH, route=partial(best_route, kind="renormalised"), experts=your_experts)
+yours.glue = experts_of_functions(best_route, arrange_and_count, best_grouped_product, best_combine)
 print(who_runs({"router (18.5)": best_route, "arrange (18.6)": best_arrange, "combine (18.6)": best_combine,
                 "grouped product (18.7)": best_grouped_product}))
 prompt, new_tokens = text_parts()[1][:100], 200 if on_gpu else 24
