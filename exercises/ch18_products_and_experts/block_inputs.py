@@ -113,7 +113,7 @@ PRODUCTS = Contract(
         "numbers": tuple(Level(one, one) for one in ("positive", "normal", "large")),
         "scales": tuple(Level(one, f"scales {one}") for one in ("any", "far apart", "all 1")),
     },
-    says={"rows": "All sizes at least 1", "outer": "one for each 128 rows and 128 columns",
+    says={"rows": "All sizes are at least 1", "outer": "one for each 128 rows and 128 columns",
           "inner": "the last may have fewer", "scales": "positive"},
     valid=lambda rows, outer, inner, **others: rows * outer * inner < 600_000,
     entry="scaled_product", driver=with_the_adder, most=14,
