@@ -86,7 +86,7 @@ def flash_attention_blackwell_kernel(
                         blocks, scale_log2, 1, THRESHOLD, DEGREE, SHARE)),
         (start_products, (buffers, columns, barriers, blocks)),
         (load_tiles, ((queries, keys, values), buffers, barriers, place, head // heads_per_key_head, blocks)),
-    ], [4, 4, 1, 1], [200, 200, 24, 24])  # fmt: skip
+    ], [4, 4, 1, 1], [192, 192, 24, 24])  # fmt: skip
 
 
 def compile_cases() -> list[CompileCase]:
