@@ -49,6 +49,23 @@ def next_reference(block_maximum, reference, THRESHOLD: gl.constexpr):
 
 
 @gluon.jit
+def scaled_less(scores, scale, subtracted):
+    """scores · scale - subtracted, [128, BLOCK_N], of two columns by one instruction; subtracted: [128]."""
+    negative = gl.expand_dims(-subtracted, 1)  # [128, 1]
+    return gl.inline_asm_elementwise(
+        """
+        {
+            .reg .b64 scores, scale, negative;
+            mov.b64 scores, {$2, $3};
+            mov.b64 scale, {$4, $5};
+            mov.b64 negative, {$6, $7};
+            fma.rn.f32x2 scores, scores, scale, negative;
+            mov.b64 {$0, $1}, scores;
+        }
+        """, "=f,=f,f,f,f,f,f,f", [scores, scale, negative], dtype=gl.float32, is_pure=True, pack=2)  # fmt: skip
+
+
+@gluon.jit
 def exp2_of_rows(exponents, DEGREE: gl.constexpr, SHARE: gl.constexpr):
     """2^x of a tile [128, BLOCK_N]: the last SHARE of every 32 columns by `exp2_polynomial`, the rest by ex2."""
     columns = gl.arange(0, exponents.shape[1], layout=gl.SliceLayout(0, exponents.type.layout))  # [BLOCK_N]

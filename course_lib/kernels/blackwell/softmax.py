@@ -8,6 +8,7 @@ from course_lib.kernels.blackwell.parts import (
     row_by_thread,
     row_maximum,
     row_sums,
+    scaled_less,
 )
 from course_lib.kernels.blackwell.products import weights_over_scores
 from course_lib.kernels.gluon.names import gl, gluon, mbarrier
@@ -35,7 +36,7 @@ def weigh_block(buffers, columns, barriers, step, last_keys, scale_log2, referen
     if MASKED:
         # A row that has seen no key has the reference -inf, and -inf - -inf is NaN: measure such a row from 0.
         subtracted = gl.where(reference == float("-inf"), 0.0, reference)
-    weights = exp2_of_rows(scores * scale_log2 - gl.expand_dims(subtracted, 1), DEGREE, SHARE)  # [128, BLOCK_N]
+    weights = exp2_of_rows(scaled_less(scores, scale_log2, subtracted), DEGREE, SHARE)  # [128, BLOCK_N]
     sums = row_sums(weights)
     weights_over_scores(columns, TILE, buffers.values.dtype).store(weights.to(buffers.values.dtype))
     mbarrier.arrive(barriers.weights_ready.index(TILE), count=1)
