@@ -1,6 +1,7 @@
 """The Blackwell kernel without a Blackwell: its own source played on the CPU, its meaning, and what it refuses."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,11 +18,19 @@ from course_lib.kernels.blackwell.flash import (
 from course_lib.kernels.blackwell.limits import blackwell_refusal
 from course_lib.kernels.blackwell.meaning import lazy_attention_reference
 from course_lib.kernels.blackwell.parts import TILE_ROWS
+from course_lib.kernels.blackwell.products import start_products
 from course_lib.kernels.common.softmax import scale_in_log2
 from course_lib.kernels.gluon.names import gl, gluon, mbarrier
 from course_lib.kernels.gluon.parts import new_barriers
 from course_lib.kernels.hopper.limits import input_refusal
-from tests.kernels.blackwell.played_gluon import Deadlock, Descriptor, Pointer, play_program
+from tests.kernels.blackwell.played_gluon import (
+    Barriers,
+    Deadlock,
+    Descriptor,
+    Pointer,
+    play_program,
+    played,
+)
 
 POLYNOMIAL_ERROR = 8.6e-5  # relative, of some of the weights: common/exponentials.py
 
@@ -84,6 +93,22 @@ def assert_right(query, key, value, **options):
 @pytest.mark.parametrize("lengths", [(256, 256), (1, 1), (130, 700), (300, 129), (512, 1000)], ids=str)
 def test_its_source_computes_attention_on_ragged_lengths_and_grouped_heads(lengths, causal, head_dim, dtype):
     assert_right(*inputs(*lengths, head_dim=head_dim, dtype=dtype, batch=2, heads=4, key_heads=2), causal=causal)
+
+
+def test_products_are_started_such_that_one_tile_multiplies_while_the_other_takes_exponentials():
+    started = []
+    others = {
+        "gl": SimpleNamespace(static_range=range), "mbarrier": SimpleNamespace(wait=lambda barrier, phase: None),
+        "start_scores": lambda buffers, columns, barriers, step, tile: started.append(f"S{tile} of {step}"),
+        "start_output": lambda buffers, columns, barriers, step, blocks, tile: started.append(f"O{tile} of {step}"),
+    }  # fmt: skip
+    barriers = SimpleNamespace(query_ready=Barriers([None, None]))
+    played(start_products, others)(None, None, barriers, 2)
+    assert started == [
+        *("S0 of 0", "S1 of 0"),
+        *("O0 of 0", "S0 of 1", "O1 of 0", "S1 of 1"),
+        *("O0 of 1", "O1 of 1"),
+    ]  # fmt: skip
 
 
 def test_rows_that_see_no_key_are_zeros():
