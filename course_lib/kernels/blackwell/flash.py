@@ -51,13 +51,14 @@ at most 2⁸, which 16-bit numbers hold. If no row of a tile moves, the correcti
     64               1024       2064                      1808                  998
 
 At head dimension 64 a share of 12 would balance the last two columns, near 1350. But its temporary values find no
-registers: from 6 on the loop spills.
+registers: from a share of 6 on the kernel spills more than a few constants.
 
 Machine code for sm_100 (Triton 3.9, a loop counted once). The loop without a mask: 2 LDTM of 64 columns (tcgen05.ld),
 1 STTM (tcgen05.st), 113 MUFU.EX2, 92 FFMA2, 84 FADD2, 60 FMNMX3, 64 F2FP. A mask adds 128 ISETP and 128 FSEL. There are
 48 tcgen05.mma at head dimension 128, 8 for each of 6 products, and 32 at 64. A thread has 192 registers for softmax,
-104 for correction, 24 for the rest. No loop spills. PTX asks for a tcgen05.fence on both sides of a barrier that passes
-tensor memory on; Triton writes none, but waits for loads and stores (tcgen05.wait) before the barrier.
+104 for correction, 24 for the rest. No loop spills; a causal kernel sets up to 16 bytes aside before its loops. PTX
+asks for a tcgen05.fence on both sides of a barrier that passes tensor memory on; Triton writes none, but waits for
+loads and stores (tcgen05.wait) before the barrier.
 
 FLOPs and bytes are those of `flash_attention`. Under a causal mask the first tile, too, goes through the blocks of the
 second: one block in each program is hidden from it whole.
@@ -83,7 +84,7 @@ from course_lib.kernels.gluon.parts import new_barriers
 from course_lib.kernels.hopper.bundles import Sizes
 from course_lib.kernels.hopper.flash import SIZES, heads_in_cache, padded_head_dim
 from course_lib.kernels.hopper.launch import descriptor, descriptor_type
-from course_lib.kernels.hopper.parts import tile_of
+from course_lib.kernels.hopper.parts import key_blocks, tile_of
 
 THRESHOLD = 8.0  # in units of log 2: how far a row's scores may exceed its reference
 DEGREE, SHARE = 3, 4  # of the polynomial, and how many of every 32 exponentials it computes
@@ -132,11 +133,9 @@ def flash_attention_blackwell_kernel(
     sizes = Sizes(batch, query_heads, heads_per_key_head, query_length, key_length, heads_at_once)
     place = tile_of(gl.program_id(0), sizes, 2 * TILE_ROWS)
     _batch_index, head, first_query = place
-    blocks = gl.cdiv(key_length, BLOCK_N)
-    if keys_after is not None:
-        last_position = gl.minimum(first_query + 2 * TILE_ROWS, query_length) - 1 + key_length - query_length
-        blocks = gl.minimum(blocks, gl.cdiv(gl.maximum(last_position + keys_after + 1, 0), BLOCK_N))
-    blocks = gl.maximum(blocks, 1)
+    band = None, keys_after
+    first_position = first_query + key_length - query_length
+    _begin, _whole_begin, _whole_end, blocks = key_blocks(first_position, key_length, band, 2 * TILE_ROWS, BLOCK_N)
 
     buffers, barriers = shared_memory(queries, keys, values, STAGES)
     SCORES: gl.constexpr = TensorMemoryLayout((TILE_ROWS, BLOCK_N), col_stride=1)
@@ -147,10 +146,10 @@ def flash_attention_blackwell_kernel(
     )
     gl.warp_specialize([
         (correct_outputs, (outputs, lse_pointer, buffers, columns, barriers, place, sizes, blocks)),
-        (weigh_scores, (buffers, columns, barriers, first_query, query_length, key_length, keys_after,
-                        blocks, scale_log2, 0, THRESHOLD, DEGREE, SHARE)),
-        (weigh_scores, (buffers, columns, barriers, first_query, query_length, key_length, keys_after,
-                        blocks, scale_log2, 1, THRESHOLD, DEGREE, SHARE)),
+        (weigh_scores, (buffers, columns, barriers, first_position, key_length, band, blocks, scale_log2,
+                        0, THRESHOLD, DEGREE, SHARE)),
+        (weigh_scores, (buffers, columns, barriers, first_position, key_length, band, blocks, scale_log2,
+                        1, THRESHOLD, DEGREE, SHARE)),
         (start_products, (buffers, columns, barriers, blocks)),
         (load_tiles, ((queries, keys, values), buffers, barriers, place, head // heads_per_key_head, blocks)),
     ], [4, 4, 1, 1], [SOFTMAX_REGISTERS, SOFTMAX_REGISTERS, OTHER_REGISTERS, OTHER_REGISTERS])  # fmt: skip
@@ -197,8 +196,8 @@ def flash_attention_blackwell(query, key, value, *, causal=False, scale=None, re
     return (output, lse) if return_lse else output
 
 
-# Three numbers that a causal mask is made from, each a function of the thread alone: ptxas computes them before the
-# roles part, and they find no register in the 24 of the load warp. They are fetched before and after the loops.
+# Up to four numbers that a causal mask is made from, functions of the thread alone: the compiler computes them before
+# the roles part, and they find no register in the 24 of the load warp. No loop fetches them (Triton 3.6 to 3.9).
 CAUSAL_SPILLS = 16
 
 

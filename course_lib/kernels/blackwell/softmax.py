@@ -13,6 +13,7 @@ from course_lib.kernels.blackwell.parts import (
 from course_lib.kernels.blackwell.products import weights_over_scores
 from course_lib.kernels.gluon.names import gl, gluon, mbarrier
 from course_lib.kernels.gluon.parts import unknown
+from course_lib.kernels.hopper.parts import key_blocks
 
 
 @gluon.jit
@@ -46,19 +47,23 @@ def weigh_block(buffers, columns, barriers, step, last_keys, scale_log2, referen
 
 
 @gluon.jit
-def weigh_scores(buffers, columns, barriers, first_query, query_length, key_length, keys_after, blocks, scale_log2,
+def weigh_scores(buffers, columns, barriers, first_position, key_length, band, blocks, scale_log2,
                  TILE: gl.constexpr, THRESHOLD: gl.constexpr, DEGREE: gl.constexpr, SHARE: gl.constexpr):  # fmt: skip
-    """A softmax group: all blocks of a tile, first those in which some row doesn't see some key."""
+    """A softmax group: all blocks of a tile, first those in which some row doesn't see some key.
+
+    first_position: that of the first tile's first query, as keys are counted.
+    """
     BLOCK_N: gl.constexpr = columns.scores.shape[2]
     ROWS: gl.constexpr = gl.SliceLayout(1, row_by_thread(BLOCK_N))
+    _keys_before, keys_after = band
+    # What follows from sizes alone the compiler would compute before the roles part, and keep for all of them.
+    first_position = unknown(first_position + TILE * TILE_ROWS)
     last_key = unknown(key_length - 1)
     last_keys = gl.full([TILE_ROWS], last_key, gl.int32, ROWS)  # [128]
-    whole = key_length // BLOCK_N
     if keys_after is not None:
-        first_position = unknown(first_query + TILE * TILE_ROWS + key_length - query_length + keys_after)
-        last_keys = gl.minimum(last_key, first_position + gl.arange(0, TILE_ROWS, layout=ROWS))
-        whole = gl.minimum(whole, gl.maximum(first_position + 1, 0) // BLOCK_N)
-    masked = gl.maximum(blocks - whole, 0)
+        last_keys = gl.minimum(last_key, first_position + unknown(keys_after) + gl.arange(0, TILE_ROWS, layout=ROWS))
+    _begin, _whole_begin, whole, _end = key_blocks(first_position, key_length, band, TILE_ROWS, BLOCK_N)
+    masked = blocks - whole
 
     reference = gl.full([TILE_ROWS], float("-inf"), gl.float32, ROWS)
     running_sums = row_sums(gl.zeros([TILE_ROWS, BLOCK_N], gl.float32, row_by_thread(BLOCK_N)))  # [128, 8]
