@@ -35,9 +35,17 @@ def test_the_shares_of_a_b200():
 def test_a_reference_moves_only_beyond_the_threshold():
     maxima = torch.tensor([[0.0, 7.9, 8.0, 8.1, 16.0, 16.2], [5.0, 4.0, 3.0, 13.1, 13.1, 30.0]])
     expected = torch.tensor([[0, 0, 0, 8.1, 8.1, 16.2], [5, 5, 5, 13.1, 13.1, 30]])
-    torch.testing.assert_close(references(maxima, 8.0), expected)
-    assert rescales(maxima, 8.0).tolist() == [2, 2]
-    assert rescales(maxima, 0.0).tolist() == [5, 2]
+    torch.testing.assert_close(references(maxima, 8.0)[0], expected)
+    assert rescales(maxima, 8.0) == 2
+    assert rescales(maxima, 0.0) == (5 + 2) / 2
+
+
+def test_rows_of_a_group_are_rescaled_together():
+    maxima = torch.tensor([[0.0, 1.0, 9.0, 9.0], [0.0, 9.0, 5.0, 9.5]])
+    references_of, anew = references(maxima, 8.0, together=2)
+    assert references_of.tolist() == [[0, 1, 1, 1], [0, 9, 9, 9]]
+    assert anew.tolist() == [[False, True, False, False]] * 2
+    assert rescales(maxima, 8.0, together=2) == 1 and rescales(maxima, 8.0) == 1
 
 
 def test_both_have_pictures_for_their_controls():
