@@ -1,0 +1,60 @@
+"""Attention with FlashAttention-4's ideas on a GPU, where the exponentials and the branch are the machine's own."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from course_lib.hardware.device import supports_bfloat16
+from course_lib.kernels.attention.flash import flash_attention
+from course_lib.kernels.attention.ideas import attention_with_ideas, attention_with_ideas_reference, longest_first
+from course_lib.kernels.attention.tiles import candidate_tiles
+from course_lib.kernels.common.machine import architecture_of
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+LARGEST_ERROR = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-4}  # of outputs up to about 3
+
+
+@triton.jit
+def by_the_unit(x):
+    return tl.exp2(x)
+
+
+def inputs(dtype, head_dim, lengths=(333, 517), spread=3.0):
+    if dtype == torch.bfloat16 and not supports_bfloat16():
+        pytest.skip("no bfloat16 here")
+    shapes = [(4, lengths[0]), (2, lengths[1]), (2, lengths[1])]
+    query, key, value = (torch.randn(2, *shape, head_dim, device="cuda") for shape in shapes)
+    return (spread * query).to(dtype), key.to(dtype), value.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_every_idea_gives_attention(causal, head_dim, dtype):
+    query, key, value = inputs(dtype, head_dim)
+    for tiles in candidate_tiles(architecture_of(query.device), dtype, triton.next_power_of_2(head_dim)):
+        for threshold in (0.0, 8.0):
+            meant = attention_with_ideas_reference(
+                *(tensor.double() for tensor in (query, key, value)), tiles, causal=causal, threshold=threshold
+            )
+            for options in ({}, {"share": 8}, {"share": 32}, {"order": longest_first(query, key, tiles)}):
+                if tiles.key_rows < 32 and options.get("share") == 8:
+                    continue
+                found = attention_with_ideas(
+                    query, key, value, causal=causal, threshold=threshold, tiles=tiles, **options
+                )
+                assert (found.output.double() - meant.output).abs().max() < LARGEST_ERROR[dtype]
+                torch.testing.assert_close(found.lse.double(), meant.lse, rtol=1e-4, atol=1e-3)
+                # A score that exceeds its reference by the threshold, but for a rounding, may count or not.
+                assert (found.rescales - meant.rescales).abs().max() <= 1
+                assert (found.rescales != meant.rescales).float().mean() < 0.05
+
+
+def test_with_no_idea_it_is_flash_attention_and_the_units_function_is_no_idea():
+    query, key, value = inputs(torch.float16, 128)
+    tiles = candidate_tiles(architecture_of(query.device), query.dtype, 128)[0]
+    usual = flash_attention(query, key, value, causal=True, tiles=tiles)
+    for options in ({"counted": False}, {"exp2": by_the_unit, "share": 32}):
+        found = attention_with_ideas(query, key, value, causal=True, tiles=tiles, **options)
+        assert (found.output - usual).abs().max() < 1e-3
