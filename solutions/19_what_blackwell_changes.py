@@ -114,3 +114,135 @@ measured("19 best share at head dimension 64", 100 * best_best_share(128, 128, 6
 # The table is a limit, because it takes all units to be busy all the time. In a real kernel they wait for each other.
 # At head dimension 128 it says 0 for a B200 too, and yet the best setting in the report above gave some exponentials
 # to the multiply-add unit. So count first, to know what can gain at all, and then measure.
+
+# %% [markdown]
+# ## 2^x from multiply-adds
+#
+# To give exponentials to the multiply-add unit, you need a way to compute them from multiplications and additions.
+# Attention takes powers of 2, because scores in base 2 only need a factor of $\log_2 e$ before. So take $2^x$, and cut
+# $x$ in two: the whole number below it, $\lfloor x \rfloor$, and the fraction $f = x - \lfloor x \rfloor$, which lies
+# between 0 and 1. Then $2^x = 2^{\lfloor x \rfloor} \cdot 2^f$, and both factors are easy.
+#
+# **The fraction.** A polynomial comes close to $2^f$: $1 + C_1 f + C_2 f^2 + C_3 f^3$. The coefficients in the cell are
+# the best for $f$ from 0 to 1. They err by at most 8.6e-5, and bfloat16, in which attention needs the weights, errs by
+# 3.9e-3. *Horner's* way needs three multiply-adds: $((C_3 f + C_2) f + C_1) f + 1$.
+#
+# **The whole number.** A float32 has a sign bit, 8 bits of exponent and 23 of mantissa. Its exponent field holds the
+# exponent plus 127. If you read these 32 bits as an integer and add $n \cdot 2^{23}$, you multiply the float by $2^n$.
+# A *bitcast* reads bits as another type, and costs nothing.
+#
+# **Rounding down without rounding.** `tl.floor`, and `.to(tl.int32)` of a float, would be the usual ways to
+# $\lfloor x \rfloor$. But both run on the exponential unit. An addition does it, too. A float32 between 1024 and 2048
+# has 10 of its mantissa bits before the point, and 13 after it. So add 1536 to $x$, read the bits, and clear the last
+# 13. Take $x = -2.7$. The sum is 1533.3, and with 13 bits cleared it is 1533. Subtract 1536, and you have
+# $\lfloor x \rfloor = -3$, so $f = 0.3$. The polynomial makes 1.2311 of it. If you shift the cleared bits left by 10,
+# the exponent and the leading bits of 1536 fall out at the top, and $-3$ stands where a float32 has its exponent. Added
+# to the bits of 1.2311, that gives $1.2311 / 8 = 0.1539$, which is $2^{-2.7}$.
+#
+# **The lower end.** Masked scores are $-\infty$, and $-\infty - (-\infty)$ is NaN. Below $-127$ there is no exponent
+# left either. A trading library did not look at that: its `exp` gave 0 for the exponent $-127$, $-\infty$ for $-128$,
+# and $-2.31 \cdot 10^{38}$ for $-129$
+# ([nautilus_trader#4709](https://github.com/nautechsystems/nautilus_trader/pull/4709)). So first replace all that is
+# smaller than $-127$ by $-127$. Then the bits of 1, whose exponent field is 127, become those of 0.
+#
+# NaN needs no care here, because a score is never NaN. The largest $x$ in attention is 0, or 8 with the lazy rescaling
+# of the next section.
+#
+# **Predict** how many instructions a thread needs for one $2^x$ in this way. The polynomial alone takes three.
+
+# %%
+predict("19 instructions for one power", ..., "instructions")
+
+# %%
+# Exercise 19.2 · 2^x from multiply-adds
+C1, C2, C3 = tl.constexpr(0.6951167583465576), tl.constexpr(0.22764499485492706), tl.constexpr(0.07706703990697861)
+
+
+@triton.jit
+def exp2_polynomial(x):
+    """2^x without the exponential unit. Only this function is yours to write.
+
+    x: a float32 tile of any shape; at most 127; -inf too, but never NaN.
+    Returns: a float32 tile of the same shape. From -126 on its relative error is the polynomial's, give or take a few
+    roundings; up to twice of that is accepted. From -127 down the result is 0, or a number above 0 and below 2^-126.
+    Between -127 and -126 any number from 0 to 2^-126 will do.
+    Nothing runs on the exponential unit: no exponential, logarithm, root or sine, no division or remainder, no floor or
+    ceil, and no conversion between floats and integers. Bitcasts, shifts and comparisons are free to use.
+    """
+    # BEGIN SOLUTION
+    x = tl.maximum(x, -127.0)
+    bits = (x + 1536.0).to(tl.int32, bitcast=True) & -8192  # of ⌊x⌋ + 1536
+    fraction = x - (bits.to(tl.float32, bitcast=True) - 1536.0)
+    power = ((C3 * fraction + C2) * fraction + C1) * fraction + 1.0
+    return (power.to(tl.int32, bitcast=True) + (bits << 10)).to(tl.float32, bitcast=True)
+    # END SOLUTION
+
+
+@triton.jit
+def powers_kernel(x_pointer, out_pointer, length, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    in_tile = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]  # [ROWS, COLUMNS]
+    offsets = tl.program_id(0) * ROWS * COLUMNS + in_tile
+    x = tl.load(x_pointer + offsets, mask=offsets < length, other=0.0)
+    tl.store(out_pointer + offsets, exp2_polynomial(x), mask=offsets < length)
+
+
+def powers(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """2^x of a contiguous float32 tensor, by your function on tiles of rows × columns numbers. Leave it as it is."""
+    out = torch.empty_like(x)
+    powers_kernel[(triton.cdiv(x.numel(), rows * columns),)](x, out, x.numel(), ROWS=rows, COLUMNS=columns)
+    return out
+
+
+# %%
+best_powers = check("19.2", powers).best
+best_exp2_polynomial = best_powers.__globals__["exp2_polynomial"]  # the function that it calls: yours, once it passed
+
+# %% [markdown]
+# The interpreter counted which operations you used. The machine code has the last word. The next cell compiles two
+# kernels for an H100, in which each thread computes one power: one with your function, and one with `tl.exp2`. What is
+# counted is what each of them adds to a kernel that copies its numbers. `MUFU.EX2`, `FRND`, `F2I` and `I2F` are the
+# instructions of the exponential unit: powers, rounding, and conversions to and from integers.
+
+# %%
+import re
+
+from course_lib.hardware.compiler.views import compile_many
+
+
+@triton.jit
+def unchanged(x):
+    return x
+
+
+@triton.jit
+def by_the_unit(x):
+    return tl.exp2(x)
+
+
+@triton.jit
+def one_each_kernel(x_pointer, out_pointer, FUNCTION: tl.constexpr):
+    offsets = tl.arange(0, 128)
+    tl.store(out_pointer + offsets, FUNCTION(tl.load(x_pointer + offsets)))
+
+
+signature = {"x_pointer": "*fp32", "out_pointer": "*fp32"}
+functions = {"copied": unchanged, "tl.exp2": by_the_unit, "yours": best_exp2_polynomial}
+views = compile_many([{"kernel": one_each_kernel, "signature": signature, "constexprs": {"FUNCTION": function},
+                       "arch": 90, "want_sass": True} for function in functions.values()])
+instructions = {}
+for name, view in zip(functions, views):
+    code = [found for found in re.findall(r"/\*[0-9a-f]{4}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9.]+)", view.sass)
+            if found not in ("NOP", "BRA")]
+    on_the_unit = [found for found in code if found.startswith(("MUFU", "FRND", "F2I", "I2F"))]
+    instructions[name] = len(code)
+    print(f"{name:<9}{len(code) - instructions['copied']:>3} instructions, on the exponential unit: {on_the_unit}")
+measured("19 instructions for one power", instructions["yours"] - instructions["copied"], "instructions")
+
+# %% [markdown]
+# `tl.exp2` is more than one instruction, because it also takes care of results below $2^{-126}$, which your function
+# need not do.
+#
+# What does the polynomial's error do? It is the same for the same $x$, but a kernel that computes some of its columns
+# this way and others with `ex2` mixes two slightly different functions. In FlashAttention-4 which columns these are
+# depends on the kernel's variant. So prefill and decode, which agreed to the last bit before, no longer did
+# ([flash-attention#2596](https://github.com/Dao-AILab/flash-attention/issues/2596)).
