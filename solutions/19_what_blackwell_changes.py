@@ -22,34 +22,32 @@ on_gpu = not interpreting()
 # %% [markdown]
 # ## Which unit limits
 #
-# A kernel is as fast as the unit with the most work. So before you make anything faster, count what each unit has to
-# do. Attention's forward goes through the scores tile by tile: a *tile* of queries, for example 128 rows, meets a
-# *block* of 128 keys. Four units of a multiprocessor work on them, and they can do so at the same time.
+# A kernel is as fast as the unit with the most work. Attention's forward goes through the scores piece by piece: a
+# *tile* of queries, for example 128 rows, meets a *block* of 128 keys. Four units of a multiprocessor work on such a
+# piece, and they can do so at the same time.
 #
 # - The **tensor cores** compute two products, $S = Q K^T$ and $O \mathrel{+}= P V$. In 16 bits they do 4,096 FLOPs a
 #   cycle on an H100, and 8,192 on a B200.
-# - The **exponential unit** computes the weights $P$ from the scores, one exponential for each. It makes 16 a cycle on
-#   both chips.
-# - **Shared memory** gives the tensor cores 128 bytes a cycle on both chips. On a B200 they read $Q$ and $K$ for the
-#   first product, and $V$ for the second. $S$, $P$ and $O$ lie in *tensor memory*, a memory of their own.
-# - The **multiply-add unit** does the rest: it scales the scores, finds their maximum, adds up the weights, and
-#   converts them to 16 bits. It starts 128 instructions a cycle, one for each number.
+# - The **exponential unit** makes the weights $P$ from the scores $S$. It makes 16 a cycle on both chips.
+# - **Shared memory** sends the tensor cores 128 bytes a cycle on both chips: $Q$ and $K$ for the first product, and $V$
+#   for the second. On a B200, $S$, $P$ and $O$ lie in a memory of their own, the *tensor memory*.
+# - The **multiply-add unit** does the rest: it scales the scores, finds their maximum, adds up the weights and converts
+#   them to 16 bits. It starts 128 instructions a cycle, one for each number.
 #
-# Take 128 rows, 128 keys and head dimension 128. The two products are $4 \cdot 128^3$ FLOPs, which take a B200 1,024
-# cycles, where an H100 needs 2,048. The exponentials are $128^2 / 16$, again 1,024 cycles. Shared memory sends 96 KiB
-# in 768 cycles. So on a B200 the exponentials take as long as the products. At head dimension 64 the products take only
-# 512 cycles, but there are as many exponentials as before, so the tensor cores wait half of the time.
+# Take 128 rows, 128 keys and head dimension 128. The two products are $4 \cdot 128^3$ FLOPs: 2,048 cycles of an H100,
+# and 1,024 of a B200. The exponentials take $128^2 / 16 = 1024$ cycles on both, and shared memory sends 96 KiB in 768.
+# So on a B200 the exponentials take as long as the products. At head dimension 64 the products take 512 cycles, but
+# there are as many exponentials as before. Then the tensor cores wait half of the time.
 #
-# Multiply-adds can compute an exponential too, as you will see in exercise 19.2. It takes about 9 instructions. So you
-# may give a *share* of the exponentials to the multiply-add unit. Which share is best? At head dimension 64 the
-# exponential unit would have to lose half of its work, so that it takes no longer than the products. But the
-# multiply-add unit is not idle. Say it spends 4 instructions on each score anyway, which are
-# $128^2 \cdot 4 / 128 = 512$ cycles. Each exponential adds 9 instructions. With a share of one half that is 1,088
-# cycles, longer than before. The best share lies where both units take equally long. **Predict** it.
+# Multiply-adds can compute an exponential too, in about 9 instructions, as you will see in exercise 19.2. So you may
+# give a *share* of the exponentials to the multiply-add unit. How large should it be? At head dimension 64 a share of
+# one half would bring the exponential unit down to the 512 cycles of the products. But the multiply-add unit has work
+# already. Say 4 instructions for each score, $128^2 \cdot 4 / 128 = 512$ cycles. Half of the exponentials add 576, so
+# now this unit takes 1,088 cycles. The best share lies where both units take equally long. **Predict** it.
 #
-# Too large a share costs more than none. FlashAttention-4 has a setting for it: of every so many numbers, the last few
-# go to the multiply-add unit. At head dimension 128, with 10 as the period, it ran at 1,250 TFLOP/s on a Blackwell GPU,
-# and with 16 at 1,567 ([flash-attention#2398](https://github.com/Dao-AILab/flash-attention/pull/2398)).
+# Too large a share costs more than it brings. In FlashAttention-4 a few numbers of each period go to the multiply-add
+# unit. At head dimension 128 a sweep on a Blackwell GPU gave 1,250 TFLOP/s on average for a period of 10 numbers, and
+# 1,567 for one of 16 ([flash-attention#2398](https://github.com/Dao-AILab/flash-attention/pull/2398)).
 
 # %%
 predict("19 best share at head dimension 64", ..., "%")
@@ -107,48 +105,39 @@ for name, chip in CHIPS.items():
 measured("19 best share at head dimension 64", 100 * best_best_share(128, 128, 64, CHIPS["B200"], 9, 4), "%")
 
 # %% [markdown]
-# Both units take $1024 \cdot (1 - s) = 512 + 1152 \cdot s$ cycles at $s = 0.235$. The tile then takes 783 cycles
-# instead of 1,024. A B300 makes 32 exponentials a cycle, and there the table says 0, as for an H100. (H100: in fact its
-# tensor cores read $P$ from registers and write $S$ and $O$ there. Shared memory has the same bytes to send.)
+# Both units take $1024 \cdot (1 - s) = 512 + 1152 \cdot s$ cycles at $s = 0.235$, which makes 783 instead of 1,024. A
+# B300 makes 32 exponentials a cycle, so nothing is left to gain there.
 #
-# The table is a limit, because it takes all units to be busy all the time. In a real kernel they wait for each other.
-# At head dimension 128 it says 0 for a B200 too, and yet the best setting in the report above gave some exponentials
-# to the multiply-add unit. So count first, to know what can gain at all, and then measure.
+# The table takes all units to be busy all the time. In a real kernel they wait for each other. At head dimension 128 it
+# says 0 for a B200, and yet a small share was best in the sweep above. So count first, and then measure.
 
 # %% [markdown]
 # ## 2^x from multiply-adds
 #
-# To give exponentials to the multiply-add unit, you need a way to compute them from multiplications and additions.
-# Attention takes powers of 2, because scores in base 2 only need a factor of $\log_2 e$ before. So take $2^x$, and cut
-# $x$ in two: the whole number below it, $\lfloor x \rfloor$, and the fraction $f = x - \lfloor x \rfloor$, which lies
-# between 0 and 1. Then $2^x = 2^{\lfloor x \rfloor} \cdot 2^f$, and both factors are easy.
+# How do you compute $2^x$ from multiplications and additions? Cut $x$ in two: the whole number below it, $\lfloor x
+# \rfloor$, and the fraction $f = x - \lfloor x \rfloor$, from 0 to 1. Then $2^x = 2^{\lfloor x \rfloor} \cdot 2^f$.
 #
 # **The fraction.** A polynomial comes close to $2^f$: $1 + C_1 f + C_2 f^2 + C_3 f^3$. The coefficients in the cell are
-# the best for $f$ from 0 to 1. They err by at most 8.6e-5, and bfloat16, in which attention needs the weights, errs by
-# 3.9e-3. *Horner's* way needs three multiply-adds: $((C_3 f + C_2) f + C_1) f + 1$.
+# the best ones for $f$ from 0 to 1. They err by at most 8.6e-5, where rounding to bfloat16 errs by up to 3.9e-3.
+# *Horner's* way takes three multiply-adds: $((C_3 f + C_2) f + C_1) f + 1$.
 #
-# **The whole number.** A float32 has a sign bit, 8 bits of exponent and 23 of mantissa. Its exponent field holds the
-# exponent plus 127. If you read these 32 bits as an integer and add $n \cdot 2^{23}$, you multiply the float by $2^n$.
-# A *bitcast* reads bits as another type, and costs nothing.
+# **The whole number.** A float32 has a sign bit, 8 bits of exponent and 23 of mantissa. Read its bits as an integer and
+# add $n \cdot 2^{23}$, and the float is multiplied by $2^n$. A *bitcast* reads bits as another type, and costs nothing.
 #
-# **Rounding down without rounding.** `tl.floor`, and `.to(tl.int32)` of a float, would be the usual ways to
-# $\lfloor x \rfloor$. But both run on the exponential unit. An addition does it, too. A float32 between 1024 and 2048
-# has 10 of its mantissa bits before the point, and 13 after it. So add 1536 to $x$, read the bits, and clear the last
-# 13. Take $x = -2.7$. The sum is 1533.3, and with 13 bits cleared it is 1533. Subtract 1536, and you have
-# $\lfloor x \rfloor = -3$, so $f = 0.3$. The polynomial makes 1.2311 of it. If you shift the cleared bits left by 10,
-# the exponent and the leading bits of 1536 fall out at the top, and $-3$ stands where a float32 has its exponent. Added
-# to the bits of 1.2311, that gives $1.2311 / 8 = 0.1539$, which is $2^{-2.7}$.
+# **Rounding down by an addition.** `tl.floor` and `.to(tl.int32)` run on the exponential unit too. But a float32 between
+# 1024 and 2048 has 10 bits of its mantissa before the point, and 13 behind it. So add 1536 to $x$, read the bits, and
+# clear the last 13. Take $x = -2.7$. The sum is 1533.3, and with 13 bits cleared it is 1533. Subtract 1536, and you
+# have $\lfloor x \rfloor = -3$ and $f = 0.3$, of which the polynomial makes 1.2311. Now shift the cleared bits left by
+# 10. All that belongs to 1536 falls out at the top, and $-3$ stands where a float32 has its exponent. Added to the bits
+# of 1.2311, it gives $1.2311 / 8 = 0.1539$, which is $2^{-2.7}$.
 #
-# **The lower end.** Masked scores are $-\infty$, and $-\infty - (-\infty)$ is NaN. Below $-127$ there is no exponent
-# left either. A trading library did not look at that: its `exp` gave 0 for the exponent $-127$, $-\infty$ for $-128$,
-# and $-2.31 \cdot 10^{38}$ for $-129$
-# ([nautilus_trader#4709](https://github.com/nautechsystems/nautilus_trader/pull/4709)). So first replace all that is
-# smaller than $-127$ by $-127$. Then the bits of 1, whose exponent field is 127, become those of 0.
+# **The lower end.** Masked scores are $-\infty$, and $-\infty - (-\infty)$ is NaN. Also, no float32 has an exponent
+# below $-127$. A trading library did not look at that: its `exp` gave $-\infty$ for an exponent of $-128$
+# ([nautilus_trader#4709](https://github.com/nautechsystems/nautilus_trader/pull/4709)). So replace everything below
+# $-127$ by $-127$ first. Then the bits of 1, whose exponent is stored as 127, become those of 0.
 #
-# NaN needs no care here, because a score is never NaN. The largest $x$ in attention is 0, or 8 with the lazy rescaling
-# of the next section.
-#
-# **Predict** how many instructions a thread needs for one $2^x$ in this way. The polynomial alone takes three.
+# The check divides your results by $2^x$, so a right one is 1. **Predict** how many instructions one power takes in
+# this way. The polynomial alone takes three.
 
 # %%
 predict("19 instructions for one power", ..., "instructions")
@@ -198,10 +187,8 @@ best_powers = check("19.2", powers).best
 best_exp2_polynomial = best_powers.__globals__["exp2_polynomial"]  # the function that it calls: yours, once it passed
 
 # %% [markdown]
-# The interpreter counted which operations you used. The machine code has the last word. The next cell compiles two
-# kernels for an H100, in which each thread computes one power: one with your function, and one with `tl.exp2`. What is
-# counted is what each of them adds to a kernel that copies its numbers. `MUFU.EX2`, `FRND`, `F2I` and `I2F` are the
-# instructions of the exponential unit: powers, rounding, and conversions to and from integers.
+# The next cell reads the machine code for an H100, of kernels in which a thread computes 32 powers. A kernel that only
+# copies is subtracted. `MUFU`, `FRND`, `F2I` and `I2F` run on the exponential unit.
 
 # %%
 import re
@@ -220,29 +207,31 @@ def by_the_unit(x):
 
 
 @triton.jit
-def one_each_kernel(x_pointer, out_pointer, FUNCTION: tl.constexpr):
-    offsets = tl.arange(0, 128)
+def tile_kernel(x_pointer, out_pointer, FUNCTION: tl.constexpr):
+    offsets = tl.arange(0, 4096)  # 32 for each of 128 threads
     tl.store(out_pointer + offsets, FUNCTION(tl.load(x_pointer + offsets)))
 
 
-signature = {"x_pointer": "*fp32", "out_pointer": "*fp32"}
 functions = {"copied": unchanged, "tl.exp2": by_the_unit, "yours": best_exp2_polynomial}
-views = compile_many([{"kernel": one_each_kernel, "signature": signature, "constexprs": {"FUNCTION": function},
-                       "arch": 90, "want_sass": True} for function in functions.values()])
-instructions = {}
-for name, view in zip(functions, views):
-    code = [found for found in re.findall(r"/\*[0-9a-f]{4}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9.]+)", view.sass)
-            if found not in ("NOP", "BRA")]
-    on_the_unit = [found for found in code if found.startswith(("MUFU", "FRND", "F2I", "I2F"))]
-    instructions[name] = len(code)
-    print(f"{name:<9}{len(code) - instructions['copied']:>3} instructions, on the exponential unit: {on_the_unit}")
-measured("19 instructions for one power", instructions["yours"] - instructions["copied"], "instructions")
+views = compile_many([
+    {"kernel": tile_kernel, "signature": {"x_pointer": "*fp32", "out_pointer": "*fp32"},
+     "constexprs": {"FUNCTION": function}, "arch": 90, "want_sass": True}
+    for function in functions.values()
+])
+codes = [re.findall(r"/\*[0-9a-f]{4}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9.]+)", view.sass) for view in views]
+lengths = [sum(name not in ("NOP", "BRA") for name in code) for code in codes]
+print(f"{'instructions a power':<24}{'all':>6}{'exponential unit':>19}")
+for name, code, length in zip(functions, codes, lengths):
+    slow = sum(found.startswith(("MUFU", "FRND", "F2I", "I2F")) for found in code)
+    print(f"{name:<24}{(length - lengths[0]) / 32:>6.1f}{slow / 32:>19.1f}")
+measured("19 instructions for one power", round((lengths[2] - lengths[0]) / 32), "instructions")
 
 # %% [markdown]
-# `tl.exp2` is more than one instruction, because it also takes care of results below $2^{-126}$, which your function
-# need not do.
+# The course's answer takes nine: a maximum, three additions, one that clears bits, three multiply-adds, and one that
+# shifts and adds at once. At 128 instructions a cycle that makes at most 14 powers a cycle, beside the 16 of the
+# exponential unit. When one of eight exponentials went this way in the course's attention on an H200, at head dimension
+# 64, it fell from 533 to 494 TFLOP/s: the table of 19.1 has nothing to gain there.
 #
-# What does the polynomial's error do? It is the same for the same $x$, but a kernel that computes some of its columns
-# this way and others with `ex2` mixes two slightly different functions. In FlashAttention-4 which columns these are
-# depends on the kernel's variant. So prefill and decode, which agreed to the last bit before, no longer did
+# A share has one more effect: two slightly different functions are mixed. In FlashAttention-4 it depends on the
+# kernel's variant which numbers get which. Prefill and decode, which had agreed to the last bit, no longer did
 # ([flash-attention#2596](https://github.com/Dao-AILab/flash-attention/issues/2596)).
