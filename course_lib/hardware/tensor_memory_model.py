@@ -18,7 +18,7 @@ out: the loads of keys and values, the reading of O at the end, and that each th
 def play_tensor_memory(
     functions, plan, blocks, product_ticks, softmax_ticks, correction_ticks, most_ticks=None, events=None, order=None
 ):
-    """Plays a product warp against the other roles; says how it ended and what lies in the outputs.
+    """Plays a product warp against the other roles; says how it ended and which products ran.
 
     Args:
         functions: {"product_warp": f}; f(blocks) gives the steps of the warp in order:
@@ -39,8 +39,8 @@ def play_tensor_memory(
 
     Returns:
         A dict: ending, "finished", "fault: …" for the first access that another one disturbs or that finds something
-        else than it needs, "deadlock: …", "impossible: …" or "endless"; outputs, for each tile which blocks it holds;
-        time, "in time" or "too long". The latter two are "not judged" where the play did not finish.
+        else than it needs, "deadlock: …", "impossible: …" or "endless"; products, for each tile the last eight that
+        began, as "S0 O0 S1 O1"; time, "in time" or "too long", or "not judged" where the play did not finish.
 
     Raises:
         ValueError: a step that does not exist, or a function that gives none.
@@ -106,6 +106,7 @@ def play_tensor_memory(
         """Starts one access, if one can start: whether, and what is wrong with it."""
         if queue and not any(other["who"] == "tensor cores" for other in running):
             what, tile, block = queue.pop(0)
+            began[tile].append(f"{what[0].upper()}{block}")
             ticks = product_ticks[(2 * block + tile) % len(product_ticks)][what == "output"]
             name = f"the {what} product of tile {tile}, block {block}"
             if what == "scores":
@@ -154,18 +155,15 @@ def play_tensor_memory(
         if events is not None:
             events.append((one["who"], what, tile, block, one["begin"], tick))
 
-    def held(tile):
-        found = {holds[column] for column in columns(f"O{tile}")}
-        return "all blocks" if found == {f"the output of tile {tile} up to block {blocks - 1}"} else min(found)
-
     def result(ending):
-        outputs, time = "not judged", "not judged"
-        if ending == "finished":
-            outputs = {f"tile {tile}": held(tile) for tile in (0, 1)}
-            time = time if most_ticks is None else "in time" if tick <= most_ticks else "too long"
-        return {"ending": ending, "outputs": outputs, "time": time}
+        time = "not judged"
+        if ending == "finished" and most_ticks is not None:
+            time = "in time" if tick <= most_ticks else "too long"
+        ran = {f"tile {tile}": " ".join(names[-8:]) or "none" for tile, names in enumerate(began)}
+        return {"ending": ending, "products": ran, "time": time}
 
     ready_at = {}  # (tile, block): since when a correction can begin
+    began = [], []  # the products of each tile
     step = following()
     while True:
         moved = False
@@ -181,10 +179,10 @@ def play_tensor_memory(
             step, taken, moved = following(), taken + 1, True
             if taken > 60 * blocks + 400:
                 return result("endless")
-        began, fault = begin_what_can()
+        one_began, fault = begin_what_can()
         if fault:
             return result(f"fault: {fault}")
-        if began or moved:
+        if one_began or moved:
             continue
         if not running:
             break

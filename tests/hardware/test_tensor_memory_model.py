@@ -8,11 +8,6 @@ from course_lib.hardware.tensor_memory_model import play_tensor_memory
 
 PLAN = {"S0": (0, 128), "P0": (64, 64), "O0": (256, 128), "S1": (128, 128), "P1": (192, 64), "O1": (384, 128)}
 ALIKE = [[10, 10]], [[5, 15]], [5]
-FINISHED = {
-    "ending": "finished",
-    "outputs": {"tile 0": "all blocks", "tile 1": "all blocks"},
-    "time": "not judged",
-}
 
 
 def right(blocks):
@@ -70,7 +65,7 @@ def test_a_right_product_warp_finishes_whatever_each_part_takes(seed):
         lists = [[dice.choice((1, 7, 40, 600)) for _ in range(2)] for _ in range(dice.randint(1, 9))]
         return lists if pairs else [one for one, _ in lists]
 
-    assert play(right, dice.randint(1, 9), (some(True), some(True), some(False))) == FINISHED
+    assert play(right, dice.randint(1, 9), (some(True), some(True), some(False)))["ending"] == "finished"
 
 
 @pytest.mark.parametrize(
@@ -116,10 +111,11 @@ def test_a_product_that_meets_the_correction_is_told():
     )
 
 
-def test_outputs_say_which_block_is_missing():
+def test_the_last_products_of_each_tile_are_told():
     played = play(without(("output", 1, 2)))
-    assert played["outputs"] == {"tile 0": "all blocks", "tile 1": "the output of tile 1, corrected for block 2"}
-    assert play(lambda blocks: [])["outputs"]["tile 0"] == "nothing"
+    assert played["products"] == {"tile 0": "S0 O0 S1 O1 S2 O2", "tile 1": "S0 O0 S1 O1 S2"}
+    assert play(lambda blocks: [])["products"] == {"tile 0": "none", "tile 1": "none"}
+    assert play(right, 9)["products"]["tile 1"] == "S5 O5 S6 O6 S7 O7 S8 O8"
 
 
 def test_regions_of_a_plan_that_overlap_are_found():
