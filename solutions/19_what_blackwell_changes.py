@@ -17,12 +17,12 @@ import triton.language as tl
 # %% [markdown]
 # ## Who lies where in tensor memory · deeper
 #
-# On Hopper the results of the tensor cores lie in registers. On Blackwell they lie in a memory of their own. *Tensor
-# memory* has 512 columns, and each column has 128 *lanes* of 4 bytes. A tile of 128 rows takes one lane for each row,
-# so a float32 matrix of 128 rows and $n$ columns takes $n$ columns.
+# On Hopper the results of the tensor cores lie in registers. Blackwell has a separate memory for them, the *tensor
+# memory*. It has 512 *columns*, and each column has 128 *lanes* of 4 bytes. A tile of 128 rows uses one lane for each
+# row, so a float32 matrix of 128 rows and 128 columns takes 128 columns of tensor memory.
 #
-# A multiprocessor works on two tiles of queries at once, so that one tile's softmax runs while the tensor cores
-# multiply for the other. For head dimension 128 and blocks of 128 keys a tile needs:
+# A multiprocessor works on two tiles of queries at once: while the softmax of one tile runs, the tensor cores multiply
+# for the other. For head dimension 128 and blocks of 128 keys each tile needs:
 #
 # | what | numbers | columns |
 # |---|---|---|
@@ -30,31 +30,29 @@ import triton.language as tl
 # | P, the weights | 128 × 128, 16 bits, two in a column | 64 |
 # | O, the output | 128 × 128, float32 | 128 |
 #
-# Two tiles would need 640 columns, and there are 512. But the softmax first reads all of S into registers and writes P
-# afterwards. So P may lie in columns of its own S, and the two tiles fill exactly 512 columns. You write such a plan
-# for any sizes.
+# Two tiles would need 640 columns, and there are 512. But the softmax reads all of S into registers before it writes P.
+# So P may lie in columns of its own S, and then two tiles fill exactly 512. You write such a plan for any sizes.
 #
-# Sharing has a price, because somebody has to keep the order. Five roles work on this memory at the same time. The
-# *product warp* is a single warp that only starts products. A product that is started runs on its own, and the warp
-# goes on at once. The tensor cores run the products one after the other, in the order in which they were started. Each
-# tile has a *softmax group*, which reads S and writes P. The *correction group* serves both tiles. Before the next
-# product adds to O, it rescales O, because the maximum may have grown (chapter 3).
+# Sharing columns has a price: somebody has to keep the order. The *product warp* is a single warp that does nothing but
+# start products. A product runs by itself, and the warp goes on at once. The tensor cores run the products in the order
+# in which they were started. Each tile has a *softmax group*, which reads S and writes P. One *correction group* serves
+# both tiles. It rescales O before the next product adds to it, because the running maximum may have grown (chapter 3).
 #
-# You write the steps of the product warp. Suppose that it starts the scores of block 1 before the output product of
-# block 0 has read its weights. Then the new S overwrites P. A reader of FlashAttention-4 asked whether that can happen
-# there ([Dao-AILab/flash-attention#2196](https://github.com/Dao-AILab/flash-attention/issues/2196)): its P overlaps its
-# S, and no barrier stands between the two products. Nothing but the order in which they are started keeps them apart.
+# You also write the steps of the product warp. Suppose that it starts the scores of block 1 before the output product
+# of block 0. Then the new scores overwrite weights that were not read yet. In FlashAttention-4 P overlaps S too, and a
+# reader asked whether the next scores can overwrite P, since no barrier stands between the two products
+# ([Dao-AILab/flash-attention#2196](https://github.com/Dao-AILab/flash-attention/issues/2196)). It is their order alone
+# that keeps them apart.
 #
-# The correction is different. It is no product, so the order of products does not help, and the product warp has to
-# wait for it. In vLLM's copy of the kernel for head dimension 256 the correction reported that it was done while its
-# reads of O were still under way, so that the next product could overwrite them
+# That order does not help with the correction, which is no product. The product warp has to wait for it. In vLLM's copy
+# of FlashAttention the correction for head dimension 256 reported that it was done while it might still be reading O,
+# so the next product could overwrite O too early
 # ([vllm-project/flash-attention#182](https://github.com/vllm-project/flash-attention/pull/182)).
 #
-# Correct is not enough. If the warp does everything for tile 0 and then everything for tile 1, the tensor cores idle
-# during each softmax. Suppose that a product takes 10 ticks and a softmax 20. A block of two tiles has four products,
-# which are 40 ticks of tensor cores. A tile by itself needs 10 + 20 + 10 = 40 ticks for a block. So two tiles in turn
-# need 80 ticks, and if they overlap perfectly, 40. **Predict** how many ticks six blocks take with your warp, from the
-# first product to the end of the last.
+# The warp must also keep the tensor cores busy. Suppose that a product takes 10 ticks and a softmax 20. A block needs
+# four products, two for each tile: 40 ticks. One tile alone needs 10 + 20 + 10 = 40 ticks a block, so two tiles in turn
+# take 80. If one tile's products run during the other's softmax, both take 40 together. **Predict** how many ticks your
+# warp takes for six blocks, from the beginning of the first product to the end of the last.
 
 # %%
 predict("19 ticks of six blocks, two tiles", ..., "ticks")
@@ -119,8 +117,8 @@ def product_warp(blocks: int):
 best_plan, best_product_warp = check("19.5", plan, product_warp).best
 
 # %% [markdown]
-# The next cell draws your plan and plays your warp on it: six blocks, 10 ticks a product, 20 a softmax, 5 a correction.
-# All of it is a model. Nothing in this chapter was run on a Blackwell.
+# The next cell plays your warp on your plan: six blocks, 10 ticks a product, 20 a softmax, 5 a correction. This is a
+# model, and its ticks are made up. Nothing in this chapter was run on a Blackwell.
 
 # %%
 from course_lib.figures.blackwell.columns import draw_columns
@@ -137,7 +135,6 @@ draw_columns(columns)
 draw_roles(events)
 
 # %% [markdown]
-# It is about 260 ticks: 240 in which the tensor cores work, and 20 at the beginning and at the end, when only one tile
-# has something to multiply. In between the tensor cores never stop. A longer softmax changes that: with 40 ticks a
-# block takes max(40, 60) = 60 ticks, and the tensor cores work two thirds of the time. That is why section 19.1 counts
-# the exponentials.
+# It should be about 260 ticks. The tensor cores work in 240 of them. They wait for 10 ticks after the first scores, and
+# for 10 before the last output. In between they never stop. If a softmax took 40 ticks, one tile alone would need 60
+# for a block. There are only 40 ticks of products in that time, so the tensor cores would idle for a third of it.
