@@ -38,9 +38,11 @@ def play_tensor_memory(
             the list ends first, the result has "open", how many are under way, and "state", as text.
 
     Returns:
-        A dict: ending, "finished", "fault: …" for the first access that another one disturbs or that finds something
-        else than it needs, "deadlock: …", "impossible: …" or "endless"; products, for each tile the last eight that
-        began, as "S0 O0 S1 O1"; time, "in time" or "too long", or "not judged" where the play did not finish.
+        A dict. ending: "finished", "deadlock at …", "impossible: …", "endless", or the first access that meets another
+        one, as "output 0, block 2 writes columns 256-383 while correction 0, block 2 writes", or that finds something
+        else than it needs, as "output 0, block 2 finds S0 of block 2 in columns 64-127, not P0 of block 2". products:
+        for each tile the last eight that began, as "S0 O0 S1 O1". time: "in time" or "too long", or "not judged" where
+        the play did not finish.
 
     Raises:
         ValueError: a step that does not exist, or a function that gives none.
@@ -76,7 +78,7 @@ def play_tensor_memory(
         return set(range(plan[name][0], plan[name][0] + plan[name][1]))
 
     def span(numbers):
-        return f"columns {min(numbers)} to {max(numbers)}"
+        return f"columns {min(numbers)}-{max(numbers)}"
 
     def start(who, what, tile, block, name, ticks, needs=None, makes=None):
         """Begins an access; what is wrong with it, or None. `needs` and `makes`: (region, content)."""
@@ -86,18 +88,17 @@ def play_tensor_memory(
             if writes & (other["reads"] | other["writes"]):
                 met = writes & (other["reads"] | other["writes"])
                 verb = "writes" if met & other["writes"] else "reads"
-                return f"{name} writes {span(met)} while {other['name']} still {verb} them"
+                return f"{name} writes {span(met)} while {other['name']} {verb}"
             if reads & other["writes"]:
-                return f"{name} reads {span(reads & other['writes'])} while {other['name']} still writes them"
+                return f"{name} reads {span(reads & other['writes'])} while {other['name']} writes"
         if needs:
             wrong = {column for column in reads if holds[column] != needs[1]}
             if wrong:
-                return f"{name} needs {needs[1]} in {span(wrong)} and finds {holds[min(wrong)]}"
+                return f"{name} finds {holds[min(wrong)]} in {span(wrong)}, not {needs[1]}"
         if what == "output" and block > 0:
-            wanted = f"the output of tile {tile}, corrected for block {block}"
-            wrong = {column for column in writes if holds[column] != wanted}
+            wrong = {column for column in writes if holds[column] != f"O{tile} rescaled for block {block}"}
             if wrong:
-                return f"{name} adds to {span(wrong)}, needs {wanted} there and finds {holds[min(wrong)]}"
+                return f"{name} finds {holds[min(wrong)]} in {span(wrong)}, not rescaled"
         running.append({"who": who, "what": what, "tile": tile, "block": block, "name": name, "end": tick + ticks,
                         "begin": tick, "reads": reads, "writes": writes, "makes": makes})  # fmt: skip
         return None
@@ -108,23 +109,23 @@ def play_tensor_memory(
             what, tile, block = queue.pop(0)
             began[tile].append(f"{what[0].upper()}{block}")
             ticks = product_ticks[(2 * block + tile) % len(product_ticks)][what == "output"]
-            name = f"the {what} product of tile {tile}, block {block}"
+            name = f"{what} {tile}, block {block}"
             if what == "scores":
-                makes = f"S{tile}", f"the scores of tile {tile}, block {block}"
+                makes = f"S{tile}", f"S{tile} of block {block}"
                 return True, start("tensor cores", what, tile, block, name, ticks, None, makes)
-            needs = f"P{tile}", f"the weights of tile {tile}, block {block}"
-            makes = f"O{tile}", f"the output of tile {tile} up to block {block}"
+            needs = f"P{tile}", f"P{tile} of block {block}"
+            makes = f"O{tile}", f"O{tile} up to block {block}"
             return True, start("tensor cores", what, tile, block, name, ticks, needs, makes)
         for tile in (0, 1):
             block = turn[tile]
             if writing[tile] or block == blocks or ("scores", tile, block) not in done:
                 continue
             ticks = softmax_ticks[(2 * block + tile) % len(softmax_ticks)]
-            name, writing[tile] = f"the softmax of tile {tile}, block {block}", True
+            name, writing[tile] = f"softmax {tile}, block {block}", True
             if reading[tile]:
-                needs = f"S{tile}", f"the scores of tile {tile}, block {block}"
+                needs = f"S{tile}", f"S{tile} of block {block}"
                 return True, start(f"softmax {tile}", "read", tile, block, name, ticks[0], needs)
-            makes = f"P{tile}", f"the weights of tile {tile}, block {block}"
+            makes = f"P{tile}", f"P{tile} of block {block}"
             return True, start(f"softmax {tile}", "write", tile, block, name, ticks[1], None, makes)
         if not any(other["who"] == "correction" for other in running):
             ready = [(ready_at[tile, corrected[tile] + 1], tile) for tile in (0, 1)
@@ -132,9 +133,9 @@ def play_tensor_memory(
             if ready:
                 tile = min(ready)[1]
                 block = corrected[tile] = corrected[tile] + 1
-                name = f"the correction of tile {tile}, block {block}"
-                needs = f"O{tile}", f"the output of tile {tile} up to block {block - 1}"
-                makes = f"O{tile}", f"the output of tile {tile}, corrected for block {block}"
+                name = f"correction {tile}, block {block}"
+                needs = f"O{tile}", f"O{tile} up to block {block - 1}"
+                makes = f"O{tile}", f"O{tile} rescaled for block {block}"
                 ticks = correction_ticks[(2 * block + tile) % len(correction_ticks)]
                 return True, start("correction", "rescale", tile, block, name, ticks, needs, makes)
         return False, None
@@ -170,7 +171,7 @@ def play_tensor_memory(
         while step is not None:
             what, tile, block = step[-3:]
             if tile not in (0, 1) or not 0 <= block < blocks:
-                return result(f"impossible: {tuple(step)!r}: there are tiles 0 and 1, and blocks 0 to {blocks - 1}")
+                return result(f"impossible: {tuple(step)!r}; blocks are 0 to {blocks - 1}")
             free = what == "corrected" and block == 0
             if step[0] == "wait" and not free and (what, tile, block) not in done:
                 break
@@ -181,7 +182,7 @@ def play_tensor_memory(
                 return result("endless")
         one_began, fault = begin_what_can()
         if fault:
-            return result(f"fault: {fault}")
+            return result(fault)
         if one_began or moved:
             continue
         if not running:
@@ -201,4 +202,4 @@ def play_tensor_memory(
             return result("open") | {"open": len(running), "state": state}
     if step is None:
         return result("finished")
-    return result(f"deadlock: the product warp waits for tile {step[2]}, block {step[3]}: {step[1]}")
+    return result(f"deadlock at ('wait', '{step[1]}', {int(step[2])}, {int(step[3])})")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from course_lib.checker import Case, Exercise, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.hardware.tensor_memory_model import play_tensor_memory
@@ -84,7 +86,6 @@ def memory_cases(draw):
         "2 tiles, 128 keys, values of 64": (2, 128, 64),
         "2 tiles, 128 keys, values of 256: too much": (2, 128, 256),
         "2 tiles, 128 keys, values of 129: two columns too many": (2, 128, 129),
-        "1 tile, 256 keys, values of 256: all 512": (1, 256, 256),
         "4 tiles, 64 keys, values of 64: all 512": (4, 64, 64),
     }
     many, mixed = draw.integer(14, 26), [[some(), some()] for _ in range(draw.choice((5, 7, 9)))]
@@ -105,18 +106,11 @@ def memory_cases(draw):
     ]
 
 
-def sizes(draw, *, tiles, keys, value_dim):
-    return tiles, keys, value_dim
-
-
-def durations(draw, *, blocks, products, softmax, correction):
-    return PLAN, blocks, products, softmax, correction
-
-
 CONTRACTS = (
-    Contract(sizes, {"tiles": (1, 2, 3, 16), "keys": (2, 30, 64, 128, 256, 510), "value_dim": (1, 2, 40, 64, 128, 512)},
+    Contract(lambda draw, *, tiles, keys, value_dim: (tiles, keys, value_dim),
+        {"tiles": (1, 2, 3, 16), "keys": (2, 30, 64, 128, 256, 510), "value_dim": (1, 2, 40, 64, 128, 512)},
         {"tiles": "1 … 16", "keys": "even", "value_dim": "1 … 512"}, entry="plan", driver=laid_out, most=30),
-    Contract(durations, {
+    Contract(lambda draw, *, blocks, products, softmax, correction: (PLAN, blocks, products, softmax, correction), {
             "blocks": (1, 2, 3, 7),
             "products": (Level([[10, 10]], ""), Level([[300, 4]], "slow scores"), Level([[4, 300]], "slow outputs")),
             "softmax": (Level([[1, 1]], "a fast softmax"), Level([[400, 1], [1, 1], [1, 600]], "an uneven softmax")),
@@ -148,95 +142,101 @@ PLAN_CHANGES = (
         bytes_counted=(SIZES, "4 * keys, 2 * keys, 4 * value_dim"),
         bytes_counted__limit=(SIZES, "4 * keys, 2 * keys, 4 * value_dim", "512", "2048")),
     *edits("A plan that fills all 512 columns was refused. It fits.", full_refused=("> 512", ">= 512")),
-    *edits("A region is (first column, columns). You gave its end in place of how many it has.",
-        end_for_columns=("first, scores", "first, first + scores", IN_S, "first, first + weights",
-                         BEHIND_S, "first + scores, first + scores + output"),
-        end_for_columns__right_half=("first, scores", "first, first + scores", IN_S, "first + keys - weights, "
-                         "first + keys", BEHIND_S, "first + scores, first + scores + output")),
-)  # fmt: skip
-
-WEIGHTS, CORRECTED = 'yield ("wait", "weights", tile, block)', 'yield ("wait", "corrected", tile, block)'
-OUTPUT, NEXT = 'yield ("output", tile, block)', 'yield ("scores", tile, block + 1)'
-FIRST, MORE, LOOP = 'yield ("scores", tile, 0)', "if block + 1 < blocks:", "for block in range(blocks):"
-EARLY, NOT_LATE = f"if block + 1 < blocks:\n    {NEXT}\n", (MORE, "if False:")
-WARP_CHANGES = (
-    *edits("", corrected_first=(WEIGHTS, f"{CORRECTED}\n{WEIGHTS}"),
-        tile_1_first=("for tile in (0, 1)", "for tile in (1, 0)")),
-    *edits("An output product starts before the softmax has written the weights, so it reads what is left of the "
-        "scores. Wait for the weights of the same tile and block before it.",
-        weights_not_waited_for=(WEIGHTS, "pass"), weights_not_waited_for__after=(WEIGHTS, OUTPUT, OUTPUT, WEIGHTS)),
-    *edits("An output product starts before the correction has rescaled O for its block, or while it does. From block "
-        '1 on, wait for ("wait", "corrected", tile, block) before each output.',
-        corrected_not_waited_for=(CORRECTED, "pass"),
-        corrected_not_waited_for__after=(CORRECTED, OUTPUT, OUTPUT, CORRECTED),
-        corrected_not_waited_for__tile_1=(CORRECTED, f"if tile == 0:\n    {CORRECTED}")),
-    *edits("The next scores are started before the output product. P lies in the columns of S, so they overwrite "
-        "weights that were not read yet. Start them behind the output product: the tensor cores keep the order.",
-        scores_too_early=(OUTPUT, EARLY + OUTPUT, *NOT_LATE),
-        scores_too_early__before_the_waits=(WEIGHTS, EARLY + WEIGHTS, *NOT_LATE),
-        scores_too_early__all_first=(FIRST, LOOP + '\n    yield ("scores", tile, block)', *NOT_LATE)),
-    *edits("The warp waits for weights before it has started any scores, so it waits forever. Start the scores of "
-        "block 0 for both tiles before the loop.",
-        waits_before_any_scores=(FIRST, "pass")),
-    *edits("Only one tile has scores of block 0. Start those of both tiles before the loop.",
-        tile_1_never_begun=(FIRST, f"if tile == 0:\n    {FIRST}")),
-    *edits("Behind an output product the scores of the same block are started again. Start those of block + 1.",
-        same_scores_again=(NEXT, 'yield ("scores", tile, block)')),
-    *edits("The output product of the last block is never started. After the last scores both tiles still need one.",
-        last_output_missing=(LOOP, "for block in range(blocks - 1):")),
-    *edits("Behind the last block scores of one more block are started, and there is none.",
-        scores_beyond_the_last=(MORE, "if True:")),
-    *edits("The warp waits for the weights or the correction of the other tile. Wait for those of the tile whose "
-        "output product you start.",
-        weights_of_the_other_tile=(WEIGHTS, 'yield ("wait", "weights", 1 - tile, block)'),
-        correction_of_the_other_tile=(CORRECTED, 'yield ("wait", "corrected", 1 - tile, block)')),
-    *edits("The warp waits for the weights of the next block, whose scores it has not started. The output product of "
-        "a block reads the weights of this block.",
-        weights_of_the_next_block=(WEIGHTS, 'yield ("wait", "weights", tile, block + 1)')),
-    *edits("Only one tile is computed.", tile_1_missing=("for tile in (0, 1)", "for tile in (0,)")),
 )  # fmt: skip
 
 
-def said(key, *words):
-    """A `when`: what was returned of a case has one of these words under a key."""
-    return lambda case, seen, got: isinstance(got, dict) and any(word in str(got.get(key, "")) for word in words)
+def reported(condition):
+    """A `when`: condition(the case's arguments, what was returned of it)."""
+    nothing = {"ending": "", "products": {}, "time": "", "plan": "", "columns": "", "outside": "", "shared": ""}
+    return lambda case, seen, got: isinstance(got, dict) and bool(condition(case.args, nothing | got))
+
+
+def misplaced(args, got, key):
+    """Whether regions of the right sizes lie where they may not."""
+    sizes = f"S0 {args[1]}, P0 {args[1] // 2}, O0 {args[2]}"
+    return got[key] not in ("", "nothing") and got["columns"].startswith(sizes)
+
+
+def ends_given(args, got):
+    """Whether the largest number of columns is where the last region ends, wherever that lies."""
+    numbers = [int(number) for number in re.findall(r" (\d+)", got["columns"])]
+    return numbers and args[0] * (args[1] + args[2]) - max(numbers) in (0, 1)
+
+
+def named_blocks(got):
+    return [int(block) for block in re.findall(r"block (\d+)", got["ending"])]
+
+
+def weights_missing(args, got):
+    told, blocks = got["ending"], named_blocks(got)
+    return "output" in told and ("softmax" in told or "not P" in told and blocks[0] >= blocks[1])
+
+
+def early(args, got):
+    """Whether scores of a later block meet what the softmax does with an earlier one, or stand where its P should."""
+    told, blocks = got["ending"], named_blocks(got)
+    if told.startswith("output"):
+        return "finds S" in told and blocks[1] > blocks[0]
+    return "softmax" in told and "scores" in told and (blocks[0] > blocks[1]) == told.startswith("scores")
+
+
+def unstarted(args, got):
+    waited = re.match(r"deadlock.*'weights', (\d), (\d+)", got["ending"])
+    return waited and f"S{waited[2]}" not in got["products"][f"tile {waited[1]}"].split()
+
+
+def ran(got):
+    return [products.split() for products in got["products"].values()]
 
 
 EXERCISE = Exercise(
     id="19.5", title="The plan of the tensor memory", entries=("plan", "product_warp"), cases=memory_cases,
     oracle={"plan": planned, "product_warp": played}, contracts=CONTRACTS,
-    models=(
-        model_of(planned, PLAN_CHANGES, (plan,), entry="plan"),
-        model_of(played, WARP_CHANGES, (product_warp,), entry="product_warp", most_pairs=120),
-    ),
+    models=(model_of(planned, PLAN_CHANGES, (plan,), entry="plan"),),
     mistakes=(
         Mistake("not_whole_numbers", "A region is a pair of whole numbers, (first column, columns). `/` gives a float: "
             "use //.", first=True,
             when=lambda case, seen, got: seen.error is not None and "two whole numbers" in seen.error.text),
-        Mistake("tiles_share_columns", "Regions of two tiles share columns, and both tiles are at work at once. Only P "
-            "may share columns, with the S of its own tile.",
-            when=lambda case, seen, got: said("plan", "a plan")(case, seen, got)
-            and any(pair[1:pair.index(" ")] != pair[pair.rindex(" ") + 2 :]
-                    for pair in got["shared"].split(", ") if pair != "nothing")),
-        Mistake("output_shares_columns", "O shares columns with S or P. O is there from the first block to the last, "
-            "and S and P are written anew for each block.", when=said("shared", "and")),
+        Mistake("end_for_columns", "A region is (first column, columns). You gave its end in place of how many it has.",
+            when=reported(ends_given), every=True),
+        Mistake("columns_shared", "Regions share columns that may not. Only P may share columns, and only with the S "
+            "of its own tile: all tiles are at work at once, and O is there from the first block to the last.",
+            when=reported(lambda args, got: misplaced(args, got, "shared"))),
         Mistake("beyond_the_last_column", "A region reaches beyond the columns 0 to 511. Add up the columns of all "
-            "tiles, and return None where they are more than 512.", when=said("outside", "S", "P", "O")),
+            "tiles, and return None where they are more than 512.",
+            when=reported(lambda args, got: misplaced(args, got, "outside"))),
         Mistake("refused", "You return None where a plan fits. A tile needs keys columns for S and value_dim for O. P "
-            "needs none of its own, because it may lie in its S.", when=said("plan", "None")),
-        Mistake("waits_forever", "The product warp waits for something that never comes. Weights of a block come only "
-            "after its scores were started, and a correction only after the output of the block before.",
-            when=said("ending", "deadlock")),
+            "needs none of its own, because it may lie in its S.",
+            when=reported(lambda args, got: got["plan"] == "None")),
+        Mistake("started_twice", "A product is started twice. Each tile needs the scores and the output product of "
+            "every block once.",
+            when=reported(lambda args, got: any(len(set(one)) < len(one) for one in ran(got)))),
+        Mistake("scores_not_started", "The warp waits for weights whose scores it has not started, so it waits "
+            "forever. First start the scores of block 0 of both tiles. Start a block's scores behind the output of the "
+            "block before.", when=reported(unstarted)),
         Mistake("names_what_does_not_exist", "A step names a tile or a block that does not exist. There are tiles 0 "
-            "and 1, and blocks 0 to blocks - 1.", when=said("ending", "impossible")),
-        Mistake("columns_disturbed", "A part reads columns that hold something else than it needs, or touches columns "
-            "that another part is not done with. The report names both.", when=said("ending", "fault")),
-        Mistake("other_products", "A product is missing or was started twice. Each tile needs both of every block.",
-            when=lambda case, seen, got: said("ending", "finished")(case, seen, got)
-            and got["products"] != played(*case.args)["products"]),
+            "and 1, and blocks 0 to blocks - 1. The last block has no next one.",
+            when=reported(lambda args, got: "impossible" in got["ending"])),
+        Mistake("weights_not_waited_for", "An output product starts before the softmax has written its weights. Wait "
+            "for the weights of the same tile and block before it.", when=reported(weights_missing)),
+        Mistake("scores_too_early", "Scores are started before the output product of the block before. P lies in the "
+            "columns of S, so they overwrite weights or scores that are still needed. Start them behind the output "
+            "product: the tensor cores keep the order.", when=reported(early)),
+        Mistake("corrected_not_waited_for", "An output product starts before the correction has rescaled O for its "
+            'block. From block 1 on, wait for ("wait", "corrected", tile, block) before each output.',
+            when=reported(lambda args, got: "not rescaled" in got["ending"]
+                or "output" in got["ending"] and "correction" in got["ending"])),
+        Mistake("waits_forever", "The warp waits for something that never comes. The softmax takes the blocks in "
+            "ascending order. A correction begins when the scores of its block were read and the output product of the "
+            "block before has ended.", when=reported(lambda args, got: "deadlock" in got["ending"])),
+        Mistake("product_missing", "A product is missing. Each tile needs the scores and the output of every block; "
+            "after the last scores both tiles still need an output.",
+            when=reported(lambda args, got: got["ending"] == "finished"
+                and got["products"] != played(*args)["products"])),
         Mistake("tensor_cores_idle", "The outputs are right, but the tensor cores have nothing to do for too long. "
             "While you wait for the weights of one tile, products of the other should be under way. Start a tile's "
-            "next scores right behind its output, before you wait for the other tile.", when=said("time", "too long")),
+            "next scores right behind its output, before you wait for the other tile.",
+            when=reported(lambda args, got: got["time"] == "too long"), every=True),
     ),
     hints=(
         "Which of S, P and O of one tile must exist at the same time? When the softmax writes P, who still needs S?",

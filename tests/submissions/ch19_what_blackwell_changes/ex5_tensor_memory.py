@@ -56,30 +56,50 @@ WRONG = {
                              (BEHIND_S, "first + keys, first + each")),
     "end_for_columns__from_the_left": wrong(("first, keys\n", "first, first + keys\n"),
         (IN_S, "first, first + keys // 2"), (BEHIND_S, "first + keys, first + each")),
+    "end_for_columns__all_s_first": HEAD + RIGHT_PLAN.replace("t * keys, keys]", "t * keys, t * keys + keys]")
+        .replace("t * keys, keys // 2", "t * keys, t * keys + keys // 2")
+        .replace("512 - (t + 1) * value_dim, value_dim", "tiles * keys + t * value_dim, "
+                 "tiles * keys + (t + 1) * value_dim") + changed("19.5").partition("\n\n\n")[2],
+    "end_for_columns__the_last_column": wrong(("first, keys\n", "first, first + keys - 1\n"),
+        (IN_S, "first, first + keys // 2 - 1"), (BEHIND_S, "first + keys, first + each - 1")),
     "refused__beyond_128": wrong(("> 512", "> 512 or keys > 128 or value_dim > 128")),
     "not_whole_numbers": wrong((IN_S, "first + keys / 2, keys / 2")),
-    "tiles_share_columns": wrong(("first = tile * each", "first = 0")),
-    "tiles_share_columns__p_in_the_other_s": wrong((IN_S, "(tile + 1) % tiles * each, keys // 2")),
-    "output_shares_columns": wrong((EACH, "each = max(keys, value_dim)"), (BEHIND_S, "first, value_dim")),
+    "columns_shared": wrong(("first = tile * each", "first = 0")),
+    "columns_shared__p_in_the_other_s": wrong((IN_S, "(tile + 1) % tiles * each, keys // 2")),
+    "columns_shared__by_o": wrong((EACH, "each = max(keys, value_dim)"), (BEHIND_S, "first, value_dim")),
     "beyond_the_last_column": wrong((REFUSED, "pass\n")),
     "beyond_the_last_column__each_tile_by_itself": wrong(("if tiles * each", "if each")),
     "refused": wrong(("> 512", "> 256")),
     "weights_not_waited_for": wrong((WEIGHTS, "")),
+    "weights_not_waited_for__but_of_tile_0": wrong((WEIGHTS, f"            if tile == 0:\n    {WEIGHTS}")),
+    "weights_not_waited_for__other_output": wrong((OUTPUT, OUTPUT.replace("tile,", "1 - tile,"))),
     "weights_not_waited_for__after": wrong((WEIGHTS + CORRECTED + OUTPUT, CORRECTED + OUTPUT + WEIGHTS)),
     # vllm-project/flash-attention#182: the correction still reads O when the next product begins.
     "corrected_not_waited_for": wrong((CORRECTED, "")),
     "corrected_not_waited_for__after": wrong((CORRECTED + OUTPUT, OUTPUT + CORRECTED)),
+    "corrected_not_waited_for__after_the_loop": warp("""    yield "scores", 0, 0
+    yield "scores", 1, 0
+    for block in range(1, blocks):
+        for tile in (0, 1):
+            yield "wait", "weights", tile, block - 1
+            yield "wait", "corrected", tile, block - 1
+            yield "output", tile, block - 1
+            yield "scores", tile, block
+    for tile in (0, 1):
+        yield "wait", "weights", tile, blocks - 1
+        yield "output", tile, blocks - 1
+"""),
     # Dao-AILab/flash-attention#2196 asks whether this happens.
     "scores_too_early": wrong((OUTPUT + NEXT, NEXT + OUTPUT)),
     "scores_too_early__before_the_waits": wrong((WEIGHTS + CORRECTED + OUTPUT + NEXT,
                                                  NEXT + WEIGHTS + CORRECTED + OUTPUT)),
     "scores_too_early__all_first": wrong((FIRST, '    for tile in (0, 1):\n        for block in range(blocks):\n'
                                           '            yield "scores", tile, block\n'), (NEXT, "")),
-    "waits_before_any_scores": wrong((FIRST, "")),
-    "waits_before_any_scores__this_block": wrong((FIRST, ""), (NEXT, '            yield "scores", tile, block\n')),
-    "tile_1_never_begun": wrong((FIRST, '    yield "scores", 0, 0\n')),
-    "same_scores_again": wrong((NEXT, NEXT.replace("block + 1  #", "block  #"))),
-    "columns_disturbed__first_scores_twice": warp("""    yield "scores", 0, 0
+    "scores_not_started": wrong((FIRST, "")),
+    "scores_not_started__this_block": wrong((FIRST, ""), (NEXT, '            yield "scores", tile, block\n')),
+    "scores_not_started__of_tile_1": wrong((FIRST, '    yield "scores", 0, 0\n')),
+    "started_twice__the_same_scores_again": wrong((NEXT, NEXT.replace("block + 1  #", "block  #"))),
+    "started_twice__first_scores": warp("""    yield "scores", 0, 0
     yield "scores", 1, 0
     for block in range(blocks):
         for tile in (0, 1):
@@ -89,8 +109,8 @@ WRONG = {
             yield "wait", "corrected", tile, block
             yield "output", tile, block
 """),
-    "last_output_missing": wrong(("for block in range(blocks):", "for block in range(blocks - 1):")),
-    "last_output_missing__one_block_behind": warp("""    for block in range(blocks):
+    "product_missing__last_output": wrong(("for block in range(blocks):", "for block in range(blocks - 1):")),
+    "product_missing__one_block_behind": warp("""    for block in range(blocks):
         for tile in (0, 1):
             if block > 0:
                 yield "wait", "weights", tile, block - 1
@@ -98,13 +118,13 @@ WRONG = {
                 yield "output", tile, block - 1
             yield "scores", tile, block
 """),
-    "scores_beyond_the_last": wrong((MORE, "            if True:\n")),
-    "weights_of_the_other_tile": wrong((WEIGHTS, WEIGHTS.replace("tile, ", "1 - tile, "))),
-    "correction_of_the_other_tile": wrong((CORRECTED, CORRECTED.replace("tile, ", "1 - tile, "))),
-    "weights_of_the_next_block": wrong((WEIGHTS, WEIGHTS.replace("tile, block", "tile, block + 1"))),
+    "names_what_does_not_exist__block": wrong((MORE, "            if True:\n")),
+    "weights_not_waited_for__the_other_tiles": wrong((WEIGHTS, WEIGHTS.replace("tile, ", "1 - tile, "))),
+    "corrected_not_waited_for__the_other_tiles": wrong((CORRECTED, CORRECTED.replace("tile, ", "1 - tile, "))),
+    "scores_not_started__of_the_next_block": wrong((WEIGHTS, WEIGHTS.replace("tile, block", "tile, block + 1"))),
     "corrected_not_waited_for__of_the_block_before": wrong((
         CORRECTED, "            if block:\n    " + CORRECTED.replace("block\n", "block - 1\n"))),
-    "tile_1_missing": wrong(('    yield "scores", 1, 0\n', ""), ("for tile in (0, 1):\n            yield",
+    "product_missing__tile_1": wrong(('    yield "scores", 1, 0\n', ""), ("for tile in (0, 1):\n            yield",
                                                               "for tile in (0,):\n            yield")),
     "tensor_cores_idle": warp("""    for tile in (0, 1):
         for block in range(blocks):
@@ -131,11 +151,12 @@ WRONG = {
             yield "wait", "corrected", tile, block
             yield "output", tile, block
 """),
-    "waits_forever": wrong((CORRECTED, CORRECTED.replace("block\n", "max(1, block)\n"))),
+    "waits_forever": wrong((CORRECTED, ""), (NEXT, f"{MORE}                yield 'wait', 'corrected', tile, block + 1\n"
+                                             f"                {SCORES}")),
     "names_what_does_not_exist": wrong((OUTPUT, OUTPUT.replace("tile,", "tile + 1,"))),
-    "columns_disturbed": wrong((CORRECTED, f"            if block != 2:\n    {CORRECTED}")),
-    "other_products": wrong((OUTPUT, f"            if tile == 0 or block + 1 < blocks:\n    {OUTPUT}")),
-    "other_products__output_0_twice": wrong((OUTPUT, f"{OUTPUT}            if block == 0:\n    {OUTPUT}")),
+    "corrected_not_waited_for__of_block_2": wrong((CORRECTED, f"            if block != 2:\n    {CORRECTED}")),
+    "product_missing": wrong((OUTPUT, f"            if tile == 0 or block + 1 < blocks:\n    {OUTPUT}")),
+    "started_twice": wrong((OUTPUT, f"{OUTPUT}            if block == 0:\n    {OUTPUT}")),
     "p_in_32_bits__and_weights_not_waited_for": wrong((IN_S, "first, keys"), (WEIGHTS, "")),
     "weights_not_waited_for__nor_the_correction": wrong((WEIGHTS + CORRECTED, "")),
 }  # fmt: skip
