@@ -1,0 +1,135 @@
+# %% [markdown]
+# # 19 · What Blackwell changes
+
+# %%
+# course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
+from course_lib import check, default_device, hint, interpreting, measured, predict, solution
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+device = default_device()
+on_gpu = not interpreting()
+
+# %% [markdown]
+# ## Weights of eight bits, and how far a reference may lag · deeper
+#
+# A Blackwell multiplies numbers of 8 bits at twice the rate of 16. To use that, the weights of attention must be
+# rounded to 8 bits before they are multiplied with V. In *e4m3*, the format of exercise 18.8, the largest number is 448
+# and the smallest above 0 is $2^{-9}$. If the reference of a row is its maximum, its weights lie between 0 and 1, and
+# those below $2^{-10}$ become 0. So kernels add a *shift*, usually 8, to each exponent:
+#
+# $$\text{weight} = 2^{\,\text{score} - \text{reference} + \text{shift}}$$
+#
+# Now the largest weight is 256, and weights are kept down to $2^{-18}$ of it. The row sum has the factor $2^8$ as well,
+# so the quotient, output over sum, does not change.
+#
+# With lazy rescaling a score may exceed the reference. The *head room* is the largest excess whose weight is still a
+# number of the format. In base 2 that is $\log_2 448 - 8 = 0.807$. For *e5m2*, which has five bits of exponent and two
+# of mantissa, it is $\log_2 57344 - 8 = 7.807$.
+#
+# For example, take a row with two keys in two blocks, with the scores 0 and 4, and let both values be 1. The output is
+# an average of the values, so it must be 1. Suppose that the threshold is 4. Then the reference stays 0. The weights
+# are $2^8 = 256$ and $2^{12} = 4096$, and their sum is 4,352. But in e4m3 the second weight becomes 448. The output is
+# $(256 + 448) / 4352 = 0.16$. With a threshold of 0.75 the second block makes 4 the reference, and 256 is rescaled to
+# 16. The output is $(16 + 256) / 272 = 1$.
+#
+# This happened in FlashAttention-4, whose threshold for 8 bits was 4: the cosine similarity with the output in 16 bits
+# fell to 0.86 at 128 keys ([flash-attention#2577](https://github.com/Dao-AILab/flash-attention/issues/2577)). One pair
+# of constants served both formats, so e4m3 had up to 1.6 times the error of e5m2, although it has one bit of mantissa
+# more ([flash-attention#2717](https://github.com/Dao-AILab/flash-attention/pull/2717)). A smaller threshold has a
+# price. With 0.75 instead of 4 the forward took 11 % longer at 8,192 keys, on a card that is not named
+# ([vllm-project/flash-attention#166](https://github.com/vllm-project/flash-attention/pull/166)).
+#
+# The next cell computes rows of 8,192 scores whose standard deviation is 1 before they are brought to base 2. Their
+# reference is the maximum of the first 128 keys, which a threshold of 4 leaves as it is in nearly every row. With each
+# row's own maximum, rounding to e4m3 would change the output by 2.6 %. **Predict** by how much it changes where weights
+# are cut off at 448, in percent.
+
+# %%
+predict("19 error of FP8 attention, threshold 4", ..., "%")
+
+# %%
+generator = torch.Generator().manual_seed(0)
+scores = (torch.randn(256, 8192, generator=generator) * math.log2(math.e) * 64).round() / 64
+value = torch.randn(8192, 16, generator=generator).to(torch.float8_e4m3fn)
+exact = torch.softmax(scores.double() * math.log(2), dim=1) @ value.double()
+
+
+def off_by(out):
+    return float(100 * (out - exact).norm() / exact.norm())
+
+
+lagging = scores[:, :128].amax(dim=1, keepdim=True)
+weights = torch.exp2(scores - lagging + 8)
+cut = weights.clamp(max=448).to(torch.float8_e4m3fn).float()
+error = off_by(cut @ value.float() / weights.sum(dim=1, keepdim=True))
+print(f"{(weights > 448).sum(dim=1).float().mean():.1f} of 8,192 weights of a row are cut off")
+measured("19 error of FP8 attention, threshold 4", error, "%")
+
+# %% [markdown]
+# Only a few weights of a row are cut off, but they are its largest. In the exercise your function takes the threshold
+# that it is asked for only as far as the format allows.
+
+# %%
+# Exercise 19.4 · The head room of FP8
+def head_room(dtype: torch.dtype, shift: int) -> float:
+    """By how much, in base 2, a score may exceed its row's reference, so that its weight still fits in the format.
+
+    dtype: torch.float8_e4m3fn or torch.float8_e5m2. shift: a whole number, 0 to 8, for e5m2 to 15.
+    Returns: the largest x, a Python float, for which 2^(x + shift) is not above the format's largest number.
+    """
+    # BEGIN SOLUTION
+    return math.log2(torch.finfo(dtype).max) - shift
+    # END SOLUTION
+
+
+def fp8_attention(
+    scores: torch.Tensor, value: torch.Tensor, dtype: torch.dtype, shift: int, threshold: float, block: int
+) -> torch.Tensor:
+    """The output of attention from its scores, with weights that are rounded to 8 bits.
+
+    scores: float32 [rows, keys] in base 2: the weights are powers of 2, not of e. They are whole multiples of 1/64
+        between -10⁴ and 10⁴, so their differences are exact, and no weight lies half way between two codes.
+    value: [keys, dim], of the dtype float8; its numbers are finite. Rows, keys and dim are at least 1 of each, and both
+        tensors are contiguous.
+    dtype: torch.float8_e4m3fn or torch.float8_e5m2. shift: as above. threshold: 0 to 16, a multiple of 1/64.
+    block: the number of keys in a block, at least 1. It need not divide the keys: the last block may have fewer.
+    Returns: float32 [rows, dim]. Each row goes by itself through the blocks of keys, in ascending order. Its reference
+    starts as its maximum over the first block. If its maximum over a later block exceeds the reference by more than
+    min(threshold, head room), that maximum becomes the reference, and the row's sum and output are multiplied by
+    2^(old - new). Else the reference stays. Weights are 2^(score - reference + shift) in float32. The row's sum adds
+    them as they are. The products with value take them rounded to dtype, and are added up in float32. The result is
+    output / sum.
+    """
+    # BEGIN SOLUTION
+    limit = min(threshold, head_room(dtype, shift))
+    reference = scores[:, :block].amax(dim=1)
+    total = torch.zeros_like(reference)
+    out = torch.zeros(len(scores), value.shape[1], device=scores.device)
+    for part, values in zip(scores.split(block, dim=1), value.split(block)):
+        largest = part.amax(dim=1)
+        renewed = torch.where(largest > reference + limit, largest, reference)
+        rescale = torch.exp2(reference - renewed)
+        weights = torch.exp2(part - renewed[:, None] + shift)
+        total = total * rescale + weights.sum(dim=1)
+        out = out * rescale[:, None] + weights.to(dtype).float() @ values.float()
+        reference = renewed
+    return out / total[:, None]
+    # END SOLUTION
+
+
+# %%
+best_head_room, best_fp8_attention = check("19.4", head_room, fp8_attention).best
+
+# %% [markdown]
+# With your function the threshold of 4 does no harm, because in e4m3 it acts as 0.807. Its error is that of rounding
+# to three bits of mantissa, as with a threshold of 0.
+
+# %%
+for threshold in (0.0, 0.75, 4.0):
+    out = best_fp8_attention(scores, value, torch.float8_e4m3fn, 8, threshold, 128)
+    print(f"threshold {threshold:<5} error {off_by(out):.1f} %")
