@@ -7,9 +7,13 @@ import triton.language as tl
 
 from course_lib.hardware.device import supports_bfloat16
 from course_lib.kernels.attention.flash import flash_attention
-from course_lib.kernels.attention.ideas import attention_with_ideas, attention_with_ideas_reference, longest_first
-from course_lib.kernels.attention.tiles import candidate_tiles
+from course_lib.kernels.attention.flash_tma import flash_attention_tma, tma_takes
+from course_lib.kernels.attention.ideas import attention_with_ideas, attention_with_ideas_reference
+from course_lib.kernels.attention.order import longest_first
+from course_lib.kernels.attention.reference import attention_reference
+from course_lib.kernels.attention.tiles import LARGE_ARCHITECTURES, candidate_tiles
 from course_lib.kernels.common.machine import architecture_of
+from course_lib.kernels.hopper.limits import hopper_refusal
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 LARGEST_ERROR = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-4}  # of outputs up to about 3
@@ -38,7 +42,7 @@ def test_every_idea_gives_attention(causal, head_dim, dtype):
             meant = attention_with_ideas_reference(
                 *(tensor.double() for tensor in (query, key, value)), tiles, causal=causal, threshold=threshold
             )
-            for options in ({}, {"share": 8}, {"share": 32}, {"order": longest_first(query, key, tiles)}):
+            for options in ({}, {"share": 8}, {"share": 32}, {"order": longest_first(query, key, tiles.query_rows)}):
                 if tiles.key_rows < 32 and options.get("share") == 8:
                     continue
                 found = attention_with_ideas(
@@ -58,3 +62,31 @@ def test_with_no_idea_it_is_flash_attention_and_the_units_function_is_no_idea():
     for options in ({"counted": False}, {"exp2": by_the_unit, "share": 32}):
         found = attention_with_ideas(query, key, value, causal=True, tiles=tiles, **options)
         assert (found.output - usual).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"causal": True, "window": 100}], ids=str)
+def test_the_kernels_for_hopper_take_a_threshold_and_an_order(mask, head_dim, dtype):
+    """With scores that exceed the threshold now and then, in rows that a window hides from the first blocks, too."""
+    query, key, value = inputs(dtype, head_dim, (700, 900))
+    wide = attention_reference(*(tensor.double() for tensor in (query, key, value)), return_lse=True, **mask)
+    runs = []
+    if architecture_of(query.device) in LARGE_ARCHITECTURES and tma_takes(query, key, value):
+        for tiles in candidate_tiles(architecture_of(query.device), dtype, head_dim):
+            order = longest_first(query, key, tiles.query_rows)
+            runs += [
+                flash_attention_tma(query, key, value, threshold=threshold, order=order, tiles=tiles,
+                                    return_lse=True, **mask)
+                for threshold in (0.0, 8.0)
+            ]  # fmt: skip
+    if hopper_refusal(query, key, value) is None:
+        from course_lib.kernels.hopper.flash import flash_attention_hopper
+
+        options = [{"threshold": 8.0}, {"threshold": 3.0}, {"heads_at_once": 1}]
+        runs += [flash_attention_hopper(query, key, value, return_lse=True, **mask, **option) for option in options]
+    if not runs:
+        pytest.skip("no copy engine here")
+    for output, lse in runs:
+        assert (output.double() - wide[0]).abs().max() < LARGEST_ERROR[dtype]
+        torch.testing.assert_close(lse.double(), wide[1], rtol=1e-4, atol=1e-3)

@@ -11,7 +11,7 @@ and keeps, of each row, a sum of weights 2^(score - reference) and the output th
     exp2, share Exponentials from multiply-adds. `exp2`, a @triton.jit function of a tile, makes the weights of the
                 last `share` of every 32 keys; tl.exp2, of the special function unit, makes the others.
     order       The longest first. A list says which tile of which head each program takes, such as
-                `longest_first` makes for causal attention.
+                `order.longest_first` makes for causal attention.
 
 What is off leaves nothing behind in the machine code: threshold 0 multiplies at every block and never asks; share 0
 does not call `exp2`; without an order a program computes its tile from its number.
@@ -38,23 +38,19 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.hardware.device import machine
-from course_lib.hardware.schedule import causal_tiles, heads_that_fit
+from course_lib.kernels.attention.order import check_order, tile_of_program
 from course_lib.kernels.attention.parts import SIZES, key_ranges, load_rows, visible_pairs
 from course_lib.kernels.attention.reference import visible_keys
 from course_lib.kernels.attention.tiles import INTERPRETER_TILES, candidate_tiles
 from course_lib.kernels.common.attention_checks import check_attention_inputs
-from course_lib.kernels.common.checks import check_contiguous, check_tensor
 from course_lib.kernels.common.exponentials import PERIOD, exp2_polynomial
 from course_lib.kernels.common.machine import architecture_of
 from course_lib.kernels.common.numbers import FLOAT32_PRECISION
 from course_lib.kernels.common.signatures import KINDS, signature_of
-from course_lib.kernels.common.softmax import finish_rows, scale_in_log2
+from course_lib.kernels.common.softmax import PAPERS_THRESHOLD, check_threshold, finish_rows, scale_in_log2
 from course_lib.kernels.common.tiles import Tiles
 
-PAPERS_THRESHOLD, LARGEST_THRESHOLD = 8.0, 64.0  # above that, sums of many weights may leave float32
 BRANCHES_ON_BLACKWELL = (3, 8)  # the first Triton that compiles them around an accumulator
-L2_BYTES = 50 * 2**20  # where the machine does not say: an H100's or H200's
 
 
 class Attended(NamedTuple):
@@ -169,12 +165,7 @@ def attention_with_ideas_kernel(
 ):  # fmt: skip
     """One program: BLOCK_M queries of one head, against all the keys that they see."""
     query_tiles = tl.cdiv(query_length, BLOCK_M)
-    if order_pointer is None:  # head by head; the last queries first, which see the most keys when causal
-        batch_and_head = tl.program_id(0) // query_tiles
-        query_tile = query_tiles - 1 - tl.program_id(0) % query_tiles
-    else:
-        batch_and_head = tl.load(order_pointer + 2 * tl.program_id(0))
-        query_tile = tl.load(order_pointer + 2 * tl.program_id(0) + 1)
+    batch_and_head, query_tile = tile_of_program(order_pointer, query_tiles)
     first_query = query_tile * BLOCK_M
     batch = (batch_and_head // query_heads).to(tl.int64)
     head = (batch_and_head % query_heads).to(tl.int64)
@@ -231,7 +222,7 @@ def attention_with_ideas(
         causal: query i sees the keys up to position i + key_length - query_length: aligned to the end.
         scale: factor of the scores, above 0; 1/√head_dim when None.
         threshold: by how many powers of 2 a score may exceed its row's reference before its tile takes new ones, 0 to
-            64. 0: new ones at every block.
+            15: float16 has 2^15, and not 2^16. 0: new ones at every block.
         exp2: a @triton.jit function: 2^x of a float32 tile of any shape, no x above `threshold`, down to -inf.
         share: of every 32 keys, for how many `exp2` makes the weights, 0 to 32.
         order: int32 [programs, 2], contiguous, which (head, tile of queries) each program takes, heads counted over
@@ -250,13 +241,13 @@ def attention_with_ideas(
     """
     check_attention_inputs(query, key, value, scale=scale)
     tiles = tiles or default_tiles(query)
-    check_ideas(threshold, share, tiles)
+    check_threshold(threshold)
+    check_share(share, tiles)
     batch, query_heads, query_length, head_dim = query.shape
     key_heads, key_length = key.shape[1:3]
     query_tiles = triton.cdiv(query_length, tiles.query_rows)
     programs = batch * query_heads * query_tiles
-    if order is not None:
-        check_order(order, programs, query_tiles, query.device, validate)
+    check_order(order, query, tiles.query_rows, validate)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
     rescales = torch.empty((*query.shape[:2], query_tiles), dtype=torch.int32, device=query.device) if counted else None
@@ -278,24 +269,7 @@ def default_tiles(query: torch.Tensor) -> Tiles:
     return candidate_tiles(arch, query.dtype, triton.next_power_of_2(query.shape[3]))[0]
 
 
-def longest_first(query: torch.Tensor, key: torch.Tensor, tiles: Tiles | None = None) -> torch.Tensor:
-    """An order for causal attention: as many heads at a time as the L2 has room for, of these the last tiles first.
-
-    tiles: those of the launch; `default_tiles` when None. Returns int32 [programs, 2] on query's device.
-    """
-    batch, query_heads, query_length, head_dim = query.shape
-    key_heads, key_length = key.shape[1:3]
-    rows = (tiles or default_tiles(query)).query_rows
-    at_once = heads_that_fit(machine().l2_bytes or L2_BYTES, key_length, head_dim, itemsize=key.element_size(),
-                             heads_per_key_head=query_heads // key_heads)  # fmt: skip
-    listed = causal_tiles(batch * query_heads, query_length, heads_at_once=at_once, tile_rows=rows)
-    pairs = [(tile.head, tile.row) for tile in listed]
-    return torch.tensor(pairs, dtype=torch.int32).to(query.device)
-
-
-def check_ideas(threshold, share, tiles: Tiles) -> None:
-    if not 0 <= threshold <= LARGEST_THRESHOLD:
-        raise ValueError(f"threshold is {threshold!r}; it must be from 0 to {LARGEST_THRESHOLD:g}, a power of 2.")
+def check_share(share, tiles: Tiles) -> None:
     if share not in range(PERIOD.value + 1):
         raise ValueError(f"share is {share!r}; it must be a number of keys, of every {PERIOD.value}: 0 to that.")
     if 0 < share < PERIOD.value and tiles.key_rows < PERIOD.value:
@@ -303,28 +277,6 @@ def check_ideas(threshold, share, tiles: Tiles) -> None:
             f"share is {share}, and tiles have {tiles.key_rows} keys; a share of every {PERIOD.value} keys needs tiles "
             "with as many."
         )
-
-
-def check_order(order, programs: int, query_tiles: int, device: torch.device, validate: bool) -> None:
-    """Raise a ValueError unless it is an int32 [programs, 2] that has each tile of each head once."""
-    check_tensor("order", order)
-    if order.dtype != torch.int32 or tuple(order.shape) != (programs, 2) or order.device != device:
-        raise ValueError(
-            f"order is {order.dtype} {list(order.shape)} on {order.device}; it must be torch.int32 [{programs}, 2] on "
-            f"{device}: a head and one of its {query_tiles} tiles for each program."
-        )
-    check_contiguous("order", order)
-    if validate:
-        head, row = order.long().unbind(1)
-        inside = (head >= 0) & (row >= 0) & (row < query_tiles)
-        numbers = torch.where(inside, head * query_tiles + row, -1).sort().values
-        wanted = torch.arange(programs, device=device)
-        if not torch.equal(numbers, wanted):
-            first = int((numbers != wanted).nonzero()[0])
-            raise ValueError(
-                f"order must have each tile of each head once; about head {first // query_tiles}, tile "
-                f"{first % query_tiles}, one is missing, or there twice, or does not exist."
-            )
 
 
 def compile_cases() -> list[CompileCase]:

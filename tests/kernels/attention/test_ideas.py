@@ -12,12 +12,13 @@ from course_lib.hardware.compiler.views import compile_many
 from course_lib.hardware.device import interpreting
 from course_lib.kernels.attention import flash, ideas
 from course_lib.kernels.attention.flash import flash_attention
+from course_lib.kernels.attention.flash_tma import flash_attention_tma
 from course_lib.kernels.attention.ideas import (
     attention_with_ideas,
     attention_with_ideas_reference,
     default_tiles,
-    longest_first,
 )
+from course_lib.kernels.attention.order import longest_first
 from course_lib.kernels.attention.reference import attention_reference
 from course_lib.kernels.common.exponentials import exp2_polynomial_reference
 from course_lib.kernels.common.tiles import Tiles
@@ -68,7 +69,7 @@ def rescales_of(*largest, **options):
 def assert_right(query, key, value, causal, name):
     """Within twice the error of plain PyTorch, plus its rounding, plus that of the polynomial; the same rescales."""
     options = IDEAS[name]
-    order = longest_first(query, key, SMALL) if name in ("order", "all") else None
+    order = longest_first(query, key, SMALL.query_rows) if name in ("order", "all") else None
     found = attention_with_ideas(query, key, value, causal=causal, order=order, tiles=SMALL, **options)
     wide = [tensor.double() for tensor in (query, key, value)]
     expected = attention_reference(*wide, causal=causal, return_lse=True)
@@ -165,8 +166,15 @@ def test_one_row_of_a_tile_makes_all_of_its_rows_take_new_references():
 @needs_interpreter
 def test_rows_after_the_last_query_never_ask():
     """Their scores are 0, which a row of low scores never exceeds."""
-    query, key, value = climbing(-90.0, -60.0, -30.0)
-    assert attention_with_ideas(query, key, value, scale=math.log(2), threshold=64.0).rescales.item() == 0
+    query, key, value = climbing(-90.0, -80.0, -75.0)
+    assert attention_with_ideas(query, key, value, scale=math.log(2), threshold=15.0).rescales.item() == 0
+
+
+@needs_interpreter
+def test_float16_has_room_for_the_largest_threshold():
+    query, key, value = (x.half() for x in climbing(0.0, 15.0, 15.0))
+    found = attention_with_ideas(query, key, value, scale=math.log(2), threshold=15.0, tiles=SMALL)
+    assert found.rescales.item() == 0 and torch.equal(found.output, torch.ones_like(query))
 
 
 def test_how_often_rows_and_tiles_ask_is_as_the_docstring_says():
@@ -222,16 +230,36 @@ def test_a_function_of_ones_own_takes_the_place_of_the_units():
 def test_any_order_gives_the_same_bits():
     inputs = tensors(2, 2, 1, 70, 70, 16)
     usual = attention_with_ideas(*inputs, causal=True, tiles=SMALL)
-    shuffled = longest_first(*inputs[:2], SMALL)[torch.randperm(12, generator=torch.Generator().manual_seed(0))]
+    shuffled = longest_first(*inputs[:2], SMALL.query_rows)[
+        torch.randperm(12, generator=torch.Generator().manual_seed(0))
+    ]
     found = attention_with_ideas(*inputs, causal=True, order=shuffled, tiles=SMALL)
     assert all(torch.equal(one, other) for one, other in zip(found, usual))
 
 
+@needs_interpreter
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_the_kernel_of_the_copy_engine_takes_a_threshold_and_an_order(causal):
+    query, key, value = tensors(2, 4, 2, 33, 130, 16)
+    options = {"causal": causal, "tiles": SMALL, "return_lse": True}
+    usual = flash_attention_tma(query, key, value, **options)
+    order = longest_first(query, key, SMALL.query_rows)
+    assert all(map(torch.equal, usual, flash_attention_tma(query, key, value, order=order.flip(0), **options)))
+    lazy = flash_attention_tma(query, key, value, threshold=4.0, order=order, **options)
+    for found, right in zip(lazy, usual):
+        torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-5)
+    assert not torch.equal(lazy[0], usual[0])  # it was measured from another number
+    with pytest.raises(ValueError, match="order is given and tiles is None"):
+        flash_attention_tma(query, key, value, order=order)
+    with pytest.raises(ValueError, match="threshold is 16.0"):
+        flash_attention_tma(query, key, value, threshold=16.0)
+
+
 def test_the_longest_tiles_of_all_heads_that_fit_come_first():
     query, key = torch.empty(2, 2, 70, 16), torch.empty(2, 1, 70, 16)
-    assert longest_first(query, key, SMALL)[:5].tolist() == [[0, 2], [1, 2], [2, 2], [3, 2], [0, 1]]
+    assert longest_first(query, key, SMALL.query_rows)[:5].tolist() == [[0, 2], [1, 2], [2, 2], [3, 2], [0, 1]]
     long = torch.empty(1, 8, 2**21, 64, dtype=torch.float16, device="meta")  # 512 MiB of keys and values a head
-    pairs = longest_first(long.new_empty(1, device="cpu").expand(1, 2, 2**12, 64), long, Tiles(2**11, 32, 4, 1))
+    pairs = longest_first(long.new_empty(1, device="cpu").expand(1, 2, 2**12, 64), long, 2**11)
     assert pairs.tolist() == [[0, 1], [0, 0], [1, 1], [1, 0]]
 
 
@@ -255,14 +283,15 @@ def without(order, number):
 def test_an_order_that_is_none_is_refused(change, words):
     inputs = tensors(1, 2, 1, 70, 70, 16)
     with pytest.raises(ValueError, match=words):
-        attention_with_ideas(*inputs, order=change(longest_first(*inputs[:2], SMALL)), tiles=SMALL)
+        attention_with_ideas(*inputs, order=change(longest_first(*inputs[:2], SMALL.query_rows)), tiles=SMALL)
 
 
 @needs_interpreter
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"threshold": -1.0}, "threshold is -1.0; it must be from 0 to 64"),
+        ({"threshold": -1.0}, "threshold is -1.0; it must be from 0 to 15"),
+        ({"threshold": 15.5}, "threshold is 15.5"),
         ({"threshold": math.nan}, "threshold is nan"),
         ({"share": 33}, "share is 33"),
         ({"share": 0.25}, "share is 0.25"),
