@@ -114,8 +114,9 @@ measured("19 best share at head dimension 64", 100 * best_best_share(128, 128, 6
 # %% [markdown]
 # ## 2^x from multiply-adds
 #
-# How do you compute $2^x$ from multiplications and additions? Cut $x$ in two: the whole number below it, $\lfloor x
-# \rfloor$, and the fraction $f = x - \lfloor x \rfloor$, from 0 to 1. Then $2^x = 2^{\lfloor x \rfloor} \cdot 2^f$.
+# How do you compute $2^x$ from multiplications and additions? Cut $x$ in two: the whole number below it,
+# $\lfloor x \rfloor$, and the fraction $f = x - \lfloor x \rfloor$, from 0 to 1. Then $2^x$ is
+# $2^{\lfloor x \rfloor} \cdot 2^f$.
 #
 # **The fraction.** A polynomial comes close to $2^f$: $1 + C_1 f + C_2 f^2 + C_3 f^3$. The coefficients in the cell are
 # the best ones for $f$ from 0 to 1. They err by at most 8.6e-5, where rounding to bfloat16 errs by up to 3.9e-3.
@@ -124,8 +125,8 @@ measured("19 best share at head dimension 64", 100 * best_best_share(128, 128, 6
 # **The whole number.** A float32 has a sign bit, 8 bits of exponent and 23 of mantissa. Read its bits as an integer and
 # add $n \cdot 2^{23}$, and the float is multiplied by $2^n$. A *bitcast* reads bits as another type, and costs nothing.
 #
-# **Rounding down by an addition.** `tl.floor` and `.to(tl.int32)` run on the exponential unit too. But a float32 between
-# 1024 and 2048 has 10 bits of its mantissa before the point, and 13 behind it. So add 1536 to $x$, read the bits, and
+# **Rounding down by an addition.** `tl.floor` and `.to(tl.int32)` run on the exponential unit too. But a float32 from
+# 1024 to 2048 has 10 bits of its mantissa before the point, and 13 behind it. So add 1536 to $x$, read the bits, and
 # clear the last 13. Take $x = -2.7$. The sum is 1533.3, and with 13 bits cleared it is 1533. Subtract 1536, and you
 # have $\lfloor x \rfloor = -3$ and $f = 0.3$, of which the polynomial makes 1.2311. Now shift the cleared bits left by
 # 10. All that belongs to 1536 falls out at the top, and $-3$ stands where a float32 has its exponent. Added to the bits
@@ -144,14 +145,15 @@ predict("19 instructions for one power", ..., "instructions")
 
 # %%
 # Exercise 19.2 · 2^x from multiply-adds
-C1, C2, C3 = tl.constexpr(0.6951167583465576), tl.constexpr(0.22764499485492706), tl.constexpr(0.07706703990697861)
-
-
 @triton.jit
-def exp2_polynomial(x):
-    """2^x without the exponential unit. Only this function is yours to write.
+def exp2_polynomial(
+    x, C1: tl.constexpr = 0.6951167583465576, C2: tl.constexpr = 0.22764499485492706,
+    C3: tl.constexpr = 0.07706703990697861,
+):
+    """2^x without the exponential unit. Only this function is yours to write; it is called as exp2_polynomial(x).
 
     x: a float32 tile of any shape; at most 127; -inf too, but never NaN.
+    C1, C2, C3: the coefficients.
     Returns: a float32 tile of the same shape. From -126 on its relative error is the polynomial's, give or take a few
     roundings; up to twice of that is accepted. From -127 down the result is 0, or a number above 0 and below 2^-126.
     Between -127 and -126 any number from 0 to 2^-126 will do.
