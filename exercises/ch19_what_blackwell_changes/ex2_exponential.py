@@ -169,8 +169,8 @@ CHANGES = (
     *edits("x was rounded to the nearest whole number, so the fraction lies between -1/2 and 1/2. The coefficients are "
         "made for 0 to 1: round down.",
         nearest=magic("clamped + 12582912.0"), nearest__half=(ADDED, "clamped + 1536.5")),
-    *edits("The digits after the point were not cleared. The fraction is then 0, and these digits lie in the result's "
-        "mantissa: that is 2^⌊x⌋ (1 + f), off by up to 6 %. Clear the last 13 bits.",
+    *edits("That is 2^⌊x⌋ (1 + f), off by up to 6 %. If the 13 digits after the point are not cleared, they lie in the "
+        "result's mantissa, and the fraction is 0. Else the polynomial lacks f² and f³.",
         not_cleared=(" & -8192", " & -1")),
     *edits("The fraction is lost: the result is 2^⌊x⌋. It is x - ⌊x⌋, and ⌊x⌋ has no digits after the point.",
         fraction_lost=(WHOLE, "(added - 1536.0)"),
