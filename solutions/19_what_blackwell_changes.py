@@ -97,8 +97,8 @@ def product_warp(blocks: int):
     of a tile begins by itself when the scores are there. The correction of a block, from 1 on, begins when the softmax
     has read its scores and the output product of the block before has ended. Keys and values are always there.
     All must be right in every order of events: each product, softmax and correction may take any time.
-    The tensor cores must not idle more than they have to. If each product takes p ticks, each softmax s, and
-    corrections are short, all takes at most (blocks + 1) · max(4 p, 2 p + s) ticks.
+    The tensor cores must not idle more than they have to. If each product takes p ticks, each softmax s, and each
+    correction ends before the weights of its block are written, all takes at most (blocks + 1) · max(4 p, 2 p + s).
     """
     # BEGIN SOLUTION
     yield "scores", 0, 0
