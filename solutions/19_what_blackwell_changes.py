@@ -1,8 +1,5 @@
 # %% [markdown]
 # # 19 · What Blackwell changes
-#
-# **The question.** A B200 has twice the tensor cores of an H100, and nothing else grew with them. What has to change in
-# attention, so that it runs twice as fast?
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -13,227 +10,131 @@ from course_lib import (
 import math
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-device = default_device()
-on_gpu = not interpreting()
-
 # %% [markdown]
-# ## Which unit limits
+# ## Who lies where in tensor memory · deeper
 #
-# A kernel is as fast as the unit with the most work. Attention's forward goes through the scores piece by piece: a
-# *tile* of queries, for example 128 rows, meets a *block* of 128 keys. Four units of a multiprocessor work on such a
-# piece, and they can do so at the same time.
+# On Hopper the results of the tensor cores lie in registers. Blackwell has a separate memory for them, the *tensor
+# memory*. It has 512 *columns*, and each column has 128 *lanes* of 4 bytes. A tile of 128 rows uses one lane for each
+# row, so a float32 matrix of 128 rows and 128 columns takes 128 columns of tensor memory.
 #
-# - The **tensor cores** compute two products, $S = Q K^T$ and $O \mathrel{+}= P V$. In 16 bits they do 4,096 FLOPs a
-#   cycle on an H100, and 8,192 on a B200.
-# - The **exponential unit** makes the weights $P$ from the scores $S$. It makes 16 a cycle on both chips.
-# - **Shared memory** sends the tensor cores 128 bytes a cycle on both chips: $Q$ and $K$ for the first product, and $V$
-#   for the second. On a B200, $S$, $P$ and $O$ lie in a memory of their own, the *tensor memory*.
-# - The **multiply-add unit** does the rest: it scales the scores, finds their maximum, adds up the weights and converts
-#   them to 16 bits. It starts 128 instructions a cycle, one for each number.
+# A multiprocessor works on two tiles of queries at once: while the softmax of one tile runs, the tensor cores multiply
+# for the other. For head dimension 128 and blocks of 128 keys each tile needs:
 #
-# Take 128 rows, 128 keys and head dimension 128. The two products are $4 \cdot 128^3$ FLOPs: 2,048 cycles of an H100,
-# and 1,024 of a B200. The exponentials take $128^2 / 16 = 1024$ cycles on both, and shared memory sends 96 KiB in 768.
-# So on a B200 the exponentials take as long as the products. At head dimension 64 the products take 512 cycles, but
-# there are as many exponentials as before. Then the tensor cores wait half of the time.
+# | what | numbers | columns |
+# |---|---|---|
+# | S, the scores | 128 × 128, float32 | 128 |
+# | P, the weights | 128 × 128, 16 bits, two in a column | 64 |
+# | O, the output | 128 × 128, float32 | 128 |
 #
-# Multiply-adds can compute an exponential too, in about 9 instructions, as you will see in exercise 19.2. So you may
-# give a *share* of the exponentials to the multiply-add unit. How large should it be? At head dimension 64 a share of
-# one half would bring the exponential unit down to the 512 cycles of the products. But the multiply-add unit has work
-# already. Say 4 instructions for each score, $128^2 \cdot 4 / 128 = 512$ cycles. Half of the exponentials add 576, so
-# now this unit takes 1,088 cycles. The best share lies where both units take equally long. **Predict** it.
+# Two tiles would need 640 columns, and there are 512. But the softmax reads all of S into registers before it writes P.
+# So P may lie in columns of its own S, and then two tiles fill exactly 512. You write such a plan for any sizes.
 #
-# Too large a share costs more than it brings. In FlashAttention-4 a few numbers of each period go to the multiply-add
-# unit. At head dimension 128 a sweep on a Blackwell GPU gave 1,250 TFLOP/s on average for a period of 10 numbers, and
-# 1,567 for one of 16 ([flash-attention#2398](https://github.com/Dao-AILab/flash-attention/pull/2398)).
+# Sharing columns has a price: somebody has to keep the order. The *product warp* is a single warp that does nothing but
+# start products. A product runs by itself, and the warp goes on at once. The tensor cores run the products in the order
+# in which they were started. Each tile has a *softmax group*, which reads S and writes P. One *correction group* serves
+# both tiles. It rescales O before the next product adds to it, because the running maximum may have grown (chapter 3).
+#
+# You also write the steps of the product warp. Suppose that it starts the scores of block 1 before the output product
+# of block 0. Then the new scores overwrite weights that were not read yet. In FlashAttention-4 P overlaps S too, and a
+# reader asked whether the next scores can overwrite P, since no barrier stands between the two products
+# ([Dao-AILab/flash-attention#2196](https://github.com/Dao-AILab/flash-attention/issues/2196)). It is their order alone
+# that keeps them apart.
+#
+# That order does not help with the correction, which is no product. The product warp has to wait for it. In vLLM's copy
+# of FlashAttention the correction for head dimension 256 reported that it was done while it might still be reading O,
+# so the next product could overwrite O too early
+# ([vllm-project/flash-attention#182](https://github.com/vllm-project/flash-attention/pull/182)).
+#
+# The warp must also keep the tensor cores busy. Suppose that a product takes 10 ticks and a softmax 20. A block needs
+# four products, two for each tile: 40 ticks. One tile alone needs 10 + 20 + 10 = 40 ticks a block, so two tiles in turn
+# take 80. If one tile's products run during the other's softmax, both take 40 together. **Predict** how many ticks your
+# warp takes for six blocks, from the beginning of the first product to the end of the last.
 
 # %%
-predict("19 best share at head dimension 64", ..., "%")
+predict("19 ticks of six blocks, two tiles", ..., "ticks")
 
 # %%
-# Exercise 19.1 · Which unit limits
-def forward_cycles(rows: int, keys: int, head_dim: int, chip: tuple) -> tuple:
-    """For how many cycles a tile of queries and a block of keys keep three units of a multiprocessor busy.
+# Exercise 19.5 · The plan of the tensor memory
+def plan(tiles: int, keys: int, value_dim: int):
+    """Which columns of tensor memory S, P and O of each tile take.
 
-    rows, keys, head_dim: whole numbers, at least 1: the queries of the tile, the keys of the block, and the dimension
-        of queries, keys and values.
-    chip: what the units do in a cycle: (FLOPs, exponentials, bytes of shared memory), three positive numbers.
-    Returns: (products, exponentials, shared memory), a tuple or list of three numbers, not rounded.
-    There are two products, Q Kᵀ and P V, in which a multiply-add is two FLOPs, and one exponential for each score. From
-    shared memory the tensor cores read Q, K and V once, in 16 bits. Nothing else lies there.
+    tiles: 1 … 16, all at work at once. A tile has 128 rows of queries, and each row takes a lane of its own.
+    keys: keys of a block, even, 2 … 512. value_dim: numbers of a value, 1 … 512.
+    A row of S has a float32 number for each key, a row of P a 16-bit one for each key, a row of O a float32 number for
+    each element of a value. A column has 4 bytes in each lane, and there are the columns 0 … 511.
+    Returns: {"S0": (first column, columns), "P0": …, "O0": …, "S1": …} for tiles 0 … tiles - 1, in whole numbers, with
+    exactly as many columns as are needed. P may share columns with the S of its own tile; no other two share any. Where
+    regions lie and in which order is your choice. None if there is no such plan, and only then.
     """
     # BEGIN SOLUTION
-    flops, exponentials, shared_bytes = chip
-    numbers = rows * head_dim + 2 * keys * head_dim  # of Q; of K and V
-    return 4 * rows * keys * head_dim / flops, rows * keys / exponentials, 2 * numbers / shared_bytes
+    each = keys + value_dim  # P lies in the right half of its S
+    if tiles * each > 512:
+        return None
+    regions = {}
+    for tile in range(tiles):
+        first = tile * each
+        regions[f"S{tile}"] = first, keys
+        regions[f"P{tile}"] = first + keys // 2, keys // 2
+        regions[f"O{tile}"] = first + keys, value_dim
+    return regions
     # END SOLUTION
 
 
-def best_share(rows: int, keys: int, head_dim: int, chip: tuple, instructions: float, others: float) -> float:
-    """The smallest share of the exponentials for the multiply-add unit with which the tile takes the least time.
+def product_warp(blocks: int):
+    """The steps of the warp that starts the products of two tiles, 0 and 1. Both have so many blocks, at least 1.
 
-    The time of a tile is the longest of four: that of the products; that of shared memory; (1 - share) times that of
-    all exponentials; and that of the multiply-add unit, which starts 128 instructions a cycle. It needs `others` for
-    each of the rows · keys scores, whatever the share is, and `instructions` more for each exponential given to it.
-
-    rows, keys, head_dim, chip: as above.
-    instructions: at least 1. others: at least 0. Both may be fractions, such as 4.5.
-    Returns: one number from 0 to 1, not rounded; 0 where no share makes the tile faster.
+    Yields (or returns a list of) steps:
+        ("scores", tile, block)             starts the product S = Q Kᵀ of a tile and block, and goes on at once
+        ("output", tile, block)             starts the product O += P V, and goes on at once; block 0 overwrites O
+        ("wait", "weights", tile, block)    goes on when the softmax has written the weights P of the block
+        ("wait", "corrected", tile, block)  goes on when O has been rescaled for the block; for block 0 at once
+    Each tile needs both products of each block 0 … blocks - 1 once, in ascending order of blocks. P lies in columns of
+    its S. The tensor cores run the products one after the other, in the order in which they were started. The softmax
+    of a tile begins by itself when the scores are there. The correction of a block, from 1 on, begins when the softmax
+    has read its scores and the output product of the block before has ended. Keys and values are always there.
+    All must be right in every order of events: each product, softmax and correction may take any time.
+    The tensor cores must not idle more than they have to. If each product takes p ticks, each softmax s, and each
+    correction ends before the weights of its block are written, all takes at most (blocks + 1) · max(4 p, 2 p + s).
     """
     # BEGIN SOLUTION
-    products, exponentials, shared_memory = forward_cycles(rows, keys, head_dim, chip)
-    busy, each = rows * keys * others / 128, rows * keys * instructions / 128
-    as_fast_as_the_others = 1 - max(products, shared_memory) / exponentials
-    both_equally_long = (exponentials - busy) / (exponentials + each)
-    return max(0.0, min(as_fast_as_the_others, both_equally_long))
+    yield "scores", 0, 0
+    yield "scores", 1, 0
+    for block in range(blocks):
+        for tile in (0, 1):
+            yield "wait", "weights", tile, block
+            yield "wait", "corrected", tile, block
+            yield "output", tile, block
+            if block + 1 < blocks:
+                yield "scores", tile, block + 1  # runs behind the output, so P has been read by then
     # END SOLUTION
 
 
 # %%
-best_forward_cycles, best_best_share = check("19.1", forward_cycles, best_share).best
-
-# %%
-CHIPS = {"H100": (4096, 16, 128), "B200": (8192, 16, 128), "B300": (8192, 32, 128)}
-print(f"{'':21}{'products':>9}{'exponentials':>14}{'shared memory':>15}{'best share':>12}")
-for name, chip in CHIPS.items():
-    for head_dim in (64, 128):
-        cycles = best_forward_cycles(128, 128, head_dim, chip)
-        share = best_best_share(128, 128, head_dim, chip, instructions=9, others=4)
-        print(f"{name}, dimension {head_dim:<4}{cycles[0]:>9,.0f}{cycles[1]:>14,.0f}{cycles[2]:>15,.0f}{share:>11.1%}")
-measured("19 best share at head dimension 64", 100 * best_best_share(128, 128, 64, CHIPS["B200"], 9, 4), "%")
+best_plan, best_product_warp = check("19.5", plan, product_warp).best
 
 # %% [markdown]
-# Both units take $1024 \cdot (1 - s) = 512 + 1152 \cdot s$ cycles at $s = 0.235$, which makes 783 instead of 1,024. A
-# B300 makes 32 exponentials a cycle, so nothing is left to gain there.
-#
-# The table takes all units to be busy all the time. In a real kernel they wait for each other. At head dimension 128 it
-# says 0 for a B200, and yet a small share was best in the sweep above. So count first, and then measure.
+# The next cell plays your warp on your plan: six blocks, 10 ticks a product, 20 a softmax, 5 a correction. This is a
+# model, and its ticks are made up. Nothing in this chapter was run on a Blackwell.
+
+# %%
+from course_lib.figures.blackwell.columns import draw_columns
+from course_lib.figures.blackwell.roles import draw_roles
+from course_lib.hardware.tensor_memory_model import play_tensor_memory
+
+columns, events = best_plan(2, 128, 128), []
+played = play_tensor_memory({"product_warp": best_product_warp}, columns, 6, [[10, 10]], [[5, 15]], [5], events=events)
+print(played["ending"])
+print(measured("19 ticks of six blocks, two tiles", max(end for *_, end in events), "ticks"))
+draw_columns(columns)
+
+# %%
+draw_roles(events)
 
 # %% [markdown]
-# ## 2^x from multiply-adds
-#
-# How do you compute $2^x$ from multiplications and additions? Cut $x$ in two: the whole number below it,
-# $\lfloor x \rfloor$, and the fraction $f = x - \lfloor x \rfloor$, from 0 to 1. Then $2^x$ is
-# $2^{\lfloor x \rfloor} \cdot 2^f$.
-#
-# **The fraction.** A polynomial comes close to $2^f$: $1 + C_1 f + C_2 f^2 + C_3 f^3$. The coefficients in the cell are
-# the best ones for $f$ from 0 to 1. They err by at most 8.6e-5, where rounding to bfloat16 errs by up to 3.9e-3.
-# *Horner's* way takes three multiply-adds: $((C_3 f + C_2) f + C_1) f + 1$.
-#
-# **The whole number.** A float32 has a sign bit, 8 bits of exponent and 23 of mantissa. Read its bits as an integer and
-# add $n \cdot 2^{23}$, and the float is multiplied by $2^n$. A *bitcast* reads bits as another type, and costs nothing.
-#
-# **Rounding down by an addition.** `tl.floor` and `.to(tl.int32)` run on the exponential unit too. But a float32 from
-# 1024 to 2048 has 10 bits of its mantissa before the point, and 13 behind it. So add 1536 to $x$, read the bits, and
-# clear the last 13. Take $x = -2.7$. The sum is 1533.3, and with 13 bits cleared it is 1533. Subtract 1536, and you
-# have $\lfloor x \rfloor = -3$ and $f = 0.3$, of which the polynomial makes 1.2311. Now shift the cleared bits left by
-# 10. All that belongs to 1536 falls out at the top, and $-3$ stands where a float32 has its exponent. Added to the bits
-# of 1.2311, it gives $1.2311 / 8 = 0.1539$, which is $2^{-2.7}$.
-#
-# **The lower end.** Masked scores are $-\infty$, and $-\infty - (-\infty)$ is NaN. Also, no float32 has an exponent
-# below $-127$. A trading library did not look at that: its `exp` gave $-\infty$ for an exponent of $-128$
-# ([nautilus_trader#4709](https://github.com/nautechsystems/nautilus_trader/pull/4709)). So replace everything below
-# $-127$ by $-127$ first. Then the bits of 1, whose exponent is stored as 127, become those of 0.
-#
-# The check divides your results by $2^x$, so a right one is 1. **Predict** how many instructions one power takes in
-# this way. The polynomial alone takes three.
-
-# %%
-predict("19 instructions for one power", ..., "instructions")
-
-# %%
-# Exercise 19.2 · 2^x from multiply-adds
-@triton.jit
-def exp2_polynomial(
-    x, C1: tl.constexpr = 0.6951167583465576, C2: tl.constexpr = 0.22764499485492706,
-    C3: tl.constexpr = 0.07706703990697861,
-):
-    """2^x without the exponential unit. Only this function is yours to write; it is called as exp2_polynomial(x).
-
-    x: a float32 tile of any shape; at most 127; -inf too, but never NaN.
-    C1, C2, C3: the coefficients.
-    Returns: a float32 tile of the same shape. From -126 on its relative error is the polynomial's, give or take a few
-    roundings; up to twice of that is accepted. From -127 down the result is 0, or a number above 0 and below 2^-126.
-    Between -127 and -126 any number from 0 to 2^-126 will do.
-    Nothing runs on the exponential unit: no exponential, logarithm, root or sine, no division or remainder, no floor or
-    ceil, and no conversion between floats and integers. Bitcasts, shifts and comparisons are free to use.
-    """
-    # BEGIN SOLUTION
-    x = tl.maximum(x, -127.0)
-    bits = (x + 1536.0).to(tl.int32, bitcast=True) & -8192  # of ⌊x⌋ + 1536
-    fraction = x - (bits.to(tl.float32, bitcast=True) - 1536.0)
-    power = ((C3 * fraction + C2) * fraction + C1) * fraction + 1.0
-    return (power.to(tl.int32, bitcast=True) + (bits << 10)).to(tl.float32, bitcast=True)
-    # END SOLUTION
-
-
-@triton.jit
-def powers_kernel(x_pointer, out_pointer, length, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    in_tile = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]  # [ROWS, COLUMNS]
-    offsets = tl.program_id(0) * ROWS * COLUMNS + in_tile
-    x = tl.load(x_pointer + offsets, mask=offsets < length, other=0.0)
-    tl.store(out_pointer + offsets, exp2_polynomial(x), mask=offsets < length)
-
-
-def powers(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """2^x of a contiguous float32 tensor, by your function on tiles of rows × columns numbers. Leave it as it is."""
-    out = torch.empty_like(x)
-    powers_kernel[(triton.cdiv(x.numel(), rows * columns),)](x, out, x.numel(), ROWS=rows, COLUMNS=columns)
-    return out
-
-
-# %%
-best_powers = check("19.2", powers).best
-best_exp2_polynomial = best_powers.__globals__["exp2_polynomial"]  # the function that it calls: yours, once it passed
-
-# %% [markdown]
-# The next cell reads the machine code for an H100, of kernels in which a thread computes 32 powers. A kernel that only
-# copies is subtracted. `MUFU`, `FRND`, `F2I` and `I2F` run on the exponential unit.
-
-# %%
-import re
-
-from course_lib.hardware.compiler.views import compile_many
-
-
-@triton.jit
-def unchanged(x):
-    return x
-
-
-@triton.jit
-def by_the_unit(x):
-    return tl.exp2(x)
-
-
-@triton.jit
-def tile_kernel(x_pointer, out_pointer, FUNCTION: tl.constexpr):
-    offsets = tl.arange(0, 4096)  # 32 for each of 128 threads
-    tl.store(out_pointer + offsets, FUNCTION(tl.load(x_pointer + offsets)))
-
-
-functions = {"copied": unchanged, "tl.exp2": by_the_unit, "yours": best_exp2_polynomial}
-views = compile_many([
-    {"kernel": tile_kernel, "signature": {"x_pointer": "*fp32", "out_pointer": "*fp32"},
-     "constexprs": {"FUNCTION": function}, "arch": 90, "want_sass": True}
-    for function in functions.values()
-])
-codes = [re.findall(r"/\*[0-9a-f]{4}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9.]+)", view.sass) for view in views]
-lengths = [sum(name not in ("NOP", "BRA") for name in code) for code in codes]
-print(f"{'instructions a power':<24}{'all':>6}{'exponential unit':>19}")
-for name, code, length in zip(functions, codes, lengths):
-    slow = sum(found.startswith(("MUFU", "FRND", "F2I", "I2F")) for found in code)
-    print(f"{name:<24}{(length - lengths[0]) / 32:>6.1f}{slow / 32:>19.1f}")
-measured("19 instructions for one power", round((lengths[2] - lengths[0]) / 32), "instructions")
-
-# %% [markdown]
-# The course's answer takes nine: a maximum, three additions, one that clears bits, three multiply-adds, and one that
-# shifts and adds at once. At 128 instructions a cycle that makes at most 14 powers a cycle, beside the 16 of the
-# exponential unit. When one of eight exponentials went this way in the course's attention on an H200, at head dimension
-# 64, it fell from 533 to 494 TFLOP/s: the table of 19.1 has nothing to gain there.
-#
-# A share has one more effect: two slightly different functions are mixed. In FlashAttention-4 it depends on the
-# kernel's variant which numbers get which. Prefill and decode, which had agreed to the last bit, no longer did
-# ([flash-attention#2596](https://github.com/Dao-AILab/flash-attention/issues/2596)).
+# It should be about 260 ticks. The tensor cores work in 240 of them. They wait for 10 ticks after the first scores, and
+# for 10 before the last output. In between they never stop. If a softmax took 40 ticks, one tile alone would need 60
+# for a block. There are only 40 ticks of products in that time, so the tensor cores would idle for a third of it.

@@ -85,7 +85,7 @@ def memory_cases(draw):
         "2 tiles, 128 keys, values of 128: all 512 columns": (2, 128, 128),
         "2 tiles, 128 keys, values of 64": (2, 128, 64),
         "2 tiles, 128 keys, values of 256: too much": (2, 128, 256),
-        "2 tiles, 128 keys, values of 129: two columns too many": (2, 128, 129),
+        "3 tiles, 128 keys, values of 43: one column too many": (3, 128, 43),
         "4 tiles, 64 keys, values of 64: all 512": (4, 64, 64),
     }
     many, mixed = draw.integer(14, 26), [[some(), some()] for _ in range(draw.choice((5, 7, 9)))]
