@@ -19,33 +19,30 @@ import triton.language as tl
 #
 # Under a causal mask a tile of queries reads all blocks of keys up to its own. With 4,096 tokens in tiles and blocks of
 # 128, a head has 32 tiles. The first reads one block, and the last reads 32. Each tile is a program, and a
-# multiprocessor that is free takes the next program of the list. In this section we call it a *slot*. The kernel ends
-# when the last program ends, so the order of the list decides how long it takes.
+# multiprocessor that is free, here called a *slot*, takes the next program of the list. The kernel ends when the last
+# program ends, so the order of the list decides how long it takes.
 #
-# Take four programs that run for 1, 2, 3 and 4 units of time, on two slots. In this order the first slot runs 1 and
-# then 3, and the second slot runs 2 and then 4, which ends at 6. If the longest starts first, the first slot runs 4
-# and then 1, and the second runs 3 and then 2. Both end at 5, which is an even share of the 10 units. A long program
-# that starts late runs alone, while short ones fill the gaps. In any order the end comes at most $2 - 1/S$ times as
-# late as in the best order for $S$ slots. With the longest first it is at most $4/3 - 1/(3S)$ times as late
-# ([Graham, 1969](https://doi.org/10.1137/0117039)).
+# Take four programs that run for 1, 2, 3 and 4 units of time, on two slots. In this order the first slot runs 1 and 3,
+# and the second runs 2 and 4, which ends at 6. With the longest first, one slot runs 4 and 1, and the other 3 and 2.
+# Both end at 5, an even share of the 10 units. The longest first takes at most a third longer than the best order
+# ([Graham, 1969](https://doi.org/10.1137/0117039)), because short programs fill the gaps at the end.
 #
-# A plain grid starts the tiles head by head, and the shortest of each head first. FlashInfer turned the rows around in
-# each head, and later over all heads, because the heaviest tiles had come last
+# A plain grid starts the tiles head by head, the shortest of each head first. FlashInfer first turned the rows of each
+# head around, and later those of all heads together
 # ([flashinfer#3575](https://github.com/flashinfer-ai/flashinfer/pull/3575)).
 #
-# But if the last rows of all heads come first, all heads are at work together, and their keys and values may not fit
-# in the L2 cache. K and V of one head of 4,096 tokens, with head dimension 128 in 16 bits, have 2 · 4,096 · 128 · 2
-# bytes = 2 MiB. In 50 MiB there is room for 25 such heads. So FlashAttention-4 cuts the heads into *sections*: as many
-# heads as fit, rounded down to a power of two, which is 16 here. In a section the last row of each of its heads comes
-# first, then the row before, and so on. Then comes the next section.
+# But then all heads are at work together, and their keys and values may not fit in the L2 cache. Those of one head of
+# 4,096 tokens, with head dimension 128 in 16 bits, have 2 · 4,096 · 128 · 2 bytes = 2 MiB. An H200's L2 has 50 MiB, room
+# for 25 such heads. So FlashAttention-4 cuts the heads into *sections*: as many heads as fit, rounded down to a power of
+# two, which is 16 here. In a section the last row of each of its heads comes first, then the row before, and so on.
 #
-# The list alone is not enough. On an H200 a user gave each multiprocessor every 132nd tile in advance, with the longest
-# first. At sequences of 16,384 tokens that reached 575 TFLOP/s, and a plain kernel of one tile a program had 623
-# ([flash-attention#2754](https://github.com/Dao-AILab/flash-attention/pull/2754)). Whoever is free must take the next
-# tile.
+# The list must not be dealt out in advance. On an H200 a user gave each multiprocessor every 132nd tile of such a list.
+# At 16,384 tokens this reached 575 TFLOP/s, and one program for each tile had 623
+# ([flash-attention#2754](https://github.com/Dao-AILab/flash-attention/pull/2754)).
 #
-# Now 16 heads of 4,096 tokens on the 132 multiprocessors of an H200. An even share is 16 · 528 / 132 = 64 blocks.
-# **Predict** after how many blocks' time the last program ends if a plain grid starts them.
+# Now take 16 such heads on the 132 multiprocessors of an H200. Each head has 1 + 2 + … + 32 = 528 blocks, so an even
+# share is 16 · 528 / 132 = 64 blocks. **Predict** after how many blocks the last program ends if a plain
+# grid starts them.
 
 # %%
 predict("19 end of a plain grid", ..., "blocks")
@@ -59,7 +56,7 @@ def makespan(works: list[int], slots: int) -> int:
     """When the last program ends. Whenever a slot is free, the next program of the list starts on it.
 
     works: how long each program runs, in the order of the list: ints, each at least 1 and at most 10⁹. There may be
-        10,000 of them, and the list may be empty.
+        5,000 of them, and the list may be empty.
     slots: 1 … 1,000. All are free at time 0, and each runs one program at a time, from beginning to end.
     Returns: the time at which the last of the programs ends, a Python int; 0 if there are none.
     """
@@ -112,8 +109,8 @@ def tile_at(number: int, heads: int, tiles: int, section: int) -> tuple[int, int
 best_makespan, best_heads_at_once, best_tile_at = check("19.6", makespan, heads_at_once, tile_at).best
 
 # %% [markdown]
-# The next cell compares three orders: that of a plain grid, that in sections, and the longest first over all heads. A
-# tile of row $r$ runs for $r + 1$ blocks.
+# The next cell compares a plain grid, sections, and the longest first over all heads. A tile of row $r$ reads $r + 1$
+# blocks.
 
 # %%
 L2_BYTES, SLOTS = 50 << 20, 132
@@ -149,22 +146,20 @@ owners = {name: [head for head, _ in tiles] for name, tiles in orders.items()}
 draw_loads(plans, FEW_SLOTS, "blocks of keys (dashed: an even share)", owners)
 
 # %% [markdown]
-# The picture has four heads of eight tiles on seven slots, with a colour for each head. In the plain grid's order the
-# longest tiles of the last head start late, and most slots are idle while they run.
+# The picture has four heads of eight tiles, a colour for each, on seven slots. The plain grid ends at 25, because the
+# longest tiles of the last head start late. In sections the short tiles come last, and the end is at 21.
 #
-# With 16 heads of 4,096 tokens the plain grid ends at 85 blocks, a third later than an even share, and the sections end
-# at 65. With 64 heads of 8,192 tokens each slot runs many tiles, so one long tile at the end matters less: 4 %. On an
-# H200 the authors of [FlashAttention-4](https://arxiv.org/abs/2603.05451) measured 4 to 8 % for this order with a key
-# head for each query head, and 7 to 14 % with one key head for all. The model has no cache, so it does not show what
-# the sections save there.
+# With 16 heads of 4,096 tokens the plain grid ends at 85 blocks, a third after the even share, and the sections end at
+# 65. With 64 heads of 8,192 tokens each slot runs many tiles, so a long one at the end costs only 4 %. On an H200 the
+# authors of [FlashAttention-4](https://arxiv.org/abs/2603.05451) measured a gain of 4 to 8 % with a key head for each
+# query head, and of 7 to 14 % with one for all. This model does not show what sections save in the cache.
 
 # %% [markdown]
 # ## Four bits with scales · deeper
 #
-# A Blackwell GPU multiplies numbers of four bits twice as fast as numbers of eight. The format is called *e2m1*: a
-# sign, two bits of exponent and one of mantissa. Its sizes are 0, 0.5, 1, 1.5, 2, 3, 4 and 6. Such a code says little
-# without a *scale*, the number by which it is multiplied. Real numbers lie far apart, so each small block of neighbours
-# in a row has a scale of its own. There are two formats:
+# A B200 multiplies numbers of four bits twice as fast as numbers of eight bits. Their format is called *e2m1*: a sign,
+# two bits of exponent and one of mantissa. It has the sizes 0, 0.5, 1, 1.5, 2, 3, 4 and 6, and no others. So each block
+# of neighbours in a row has a *scale*, by which its codes are multiplied. There are two formats:
 #
 # | | block | scale of a block | further scale | bits a number |
 # |---|---|---|---|---|
@@ -184,14 +179,15 @@ draw_loads(plans, FEW_SLOTS, "blocks of keys (dashed: an even share)", owners)
 # formats. In its 8-bit one, a test with 512 blocks had 243 whose largest number was cut, by up to 29 %
 # ([mlx#4353](https://github.com/ml-explore/mlx/pull/4353)).
 #
-# **NVFP4.** e4m3 has numbers of three digits between $2^{-6}$ and 448. To use this range, a further scale divides
-# everything first, so that the block with the largest number gets the scale 448. The block's scale is then rounded to
-# the nearest e4m3. This may make it too small by 1/17, so a number can be up to 6.375 scales, which becomes 6. In a
-# tensor of weights the further scale is one for all. In attention it is one for each row, and you will see why below.
+# **NVFP4.** An e4m3 number has all three bits of its mantissa from $2^{-6}$ up to its largest, 448. To use this range,
+# a further scale divides all numbers first, so that the block with the largest one gets the scale 448. Each block's
+# scale is then rounded to the nearest e4m3 number. That may make it too small by a seventeenth, so $L$ can be 6.375
+# scales, which becomes 6. A model's weights have one further scale for the whole tensor. In attention each row has one,
+# and the next section shows why.
 #
-# Rounding up costs something too: after it, $L$ is anywhere between 3 and 6 scales, while NVFP4 puts it near 6. The
-# next cells quantise 256 rows of 1,024 normal random numbers. **Predict** the error of MXFP4 over that of NVFP4, each
-# as the root of the mean square.
+# Rounding up has a price too: $L$ then lies anywhere between 3 and 6 scales, while NVFP4 puts it near 6. After the
+# exercise, a cell quantises 256 rows of 1,024 normal random numbers in both formats. **Predict** how many times as
+# large the error of MXFP4 is as that of NVFP4.
 
 # %%
 predict("19 error of MXFP4 over NVFP4", ..., "times")
@@ -300,9 +296,10 @@ measured("19 error of MXFP4 over NVFP4", mx / nv, "times")
 #
 # **Each row of weights has a scale.** Weights lie between 0 and 1, and with 4,096 keys many are near 1/4,096. The scale
 # of such a block, 1 / 4,096 / 6, is far below e4m3's smallest. Without a further scale it becomes $2^{-6}$, and all of
-# the block's codes are 0. With the row's scale, the largest weight of each row lies at 448 · 6. An engine's issue that
-# plans FP4 attention lists both steps, and names this collapse of scales as what it had measured before
-# ([imp#846](https://github.com/kekzl/imp/issues/846)).
+# the block's codes are 0. With the row's scale, the largest weight of each row lies at 448 · 6. The developer of an
+# inference engine had measured this collapse and planned both steps as the cure
+# ([imp#846](https://github.com/kekzl/imp/issues/846)). With both built, the quality was still judged too low at a
+# language model's context lengths ([imp#868](https://github.com/kekzl/imp/pull/868)).
 #
 # The next cell runs attention with 4,096 keys, four of whose 64 channels are large. It rounds both operands of both
 # products to NVFP4 and restores them. **Predict** the error without a row scale of the weights, in percent of the
@@ -317,10 +314,10 @@ def in_nvfp4(x):
 
 
 def without_row_scale(weights):
-    """The same format, but the blocks' scales alone: each row gets the row scale 1 from a number that is taken off."""
-    top = torch.zeros(len(weights), 32)
-    top[:, 0] = 448.0 * 6
-    return in_nvfp4(torch.cat((weights, top), dim=1))[:, : weights.shape[1]]
+    """The same with all row scales 1: each row gets one more block, whose largest number is 448 · 6."""
+    more = torch.zeros(len(weights), 32)
+    more[:, 0] = 448.0 * 6
+    return in_nvfp4(torch.cat((weights, more), dim=1))[:, : weights.shape[1]]
 
 
 def attention(query, key, value, of_operands, of_weights):
