@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise, model_of
+from course_lib.checker import Case, Exercise, Mistake, model_of
 from exercises.ch19_what_blackwell_changes import four_bits
 from exercises.ch19_what_blackwell_changes.four_bits_slips import IN_CODES, IN_MXFP4, IN_NVFP4, of_blocks
 
@@ -38,13 +38,14 @@ EXERCISE = Exercise(
         model_of(four_bits.in_mxfp4, (*IN_MXFP4, *of_blocks(32, 16), *IN_CODES), (four_bits.coded,), entry="to_mxfp4"),
         model_of(four_bits.in_nvfp4, (*IN_NVFP4, *of_blocks(16, 32), *IN_CODES), (four_bits.coded,), entry="to_nvfp4"),
     ),
+    mistakes=(
+        Mistake("not_cut_at_6", "Only numbers beyond 6 are wrong. The largest code is 7, for 6.", every=True,
+            when=lambda case, *_: case.entry == "to_codes" and case.args[1].view(torch.float32).abs().max() >= 7),
+    ),
     hints=(
-        "to_codes: count how many of the points halfway between neighbouring sizes lie below a number's size. This "
-        "count is its code. On such a point itself, the count must come out even.",
-        "So compare with > at 0.25, 1.25, 2.5 and 5, and with >= at 0.75, 1.75 and 3.5: the sum of both counts is the "
-        "code. Add 8 for negative numbers, and join neighbours: codes[:, 0::2] | codes[:, 1::2] << 4.",
-        "to_mxfp4: blocks = x.unflatten(-1, (-1, 32)). The exponent is torch.log2(largest / 6).ceil(), at least -127, "
-        "and the numbers are divided by torch.exp2(exponent).",
+        "to_codes: count the points halfway between neighbouring sizes that lie below a number's size: > at 0.25, "
+        "1.25, 2.5 and 5, and >= at 0.75, 1.75 and 3.5. Join neighbours with codes[:, 0::2] | codes[:, 1::2] << 4.",
+        "to_mxfp4: blocks = x.unflatten(-1, (-1, 32)). The exponent is torch.log2(largest / 6).ceil(), at least -127.",
         "to_nvfp4: the block's scale is (largest / 6 / row scale).clamp(min=2**-6).to(torch.float8_e4m3fn). Turn it "
         "back into float32, and divide by its product with the row scale.",
     ),

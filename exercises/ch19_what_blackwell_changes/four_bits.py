@@ -25,8 +25,7 @@ def restored(functions, name, bits):
 def coded(numbers):
     sizes = numbers.abs()[..., None]
     code = (sizes > UP).sum(-1) + (sizes >= EVEN).sum(-1)
-    negative = numbers < 0
-    code = code + 8 * negative
+    code = code + 8 * (numbers < 0)
     low, high = code[:, 0::2], code[:, 1::2]
     byte = low + 16 * high
     return {"codes": NUMBERS[torch.stack((byte % 16, byte // 16), -1).flatten(-2)], "dtype of codes": "torch.uint8"}
@@ -39,8 +38,7 @@ def in_codes(name, bits):
 def in_mxfp4(name, bits):
     blocks = bits.view(torch.float32).unflatten(-1, (-1, 32))
     largest = blocks.abs().amax(-1)
-    exponent = torch.log2(largest / 6).ceil()
-    exponent = exponent.clamp(min=-127)
+    exponent = torch.log2(largest / 6).ceil().clamp(min=-127)
     numbers = blocks / torch.exp2(exponent)[..., None]
     return {**coded(numbers.flatten(-2)), "exponents": (exponent + 127).to(torch.uint8)}
 
@@ -99,17 +97,17 @@ def to_nv(draw, **choices):
     return "to_nvfp4", torch.where(sure | (4 * quotient == (4 * quotient).round()), x, 0.0).view(torch.int32)
 
 
-def fitting(rows, columns, numbers, size):
-    return (size == 1 or numbers in ("", "zeros")) and (columns > 32 or numbers != "halfway")
-
-
 KINDS = (Level("", ""), *(Level(one, one) for one in ("blocks of other sizes", "zeros", "halfway")))
 CHOICES = {"rows": (1, 2, 17), "columns": (32, 64, 96, 320), "numbers": KINDS, "size": (1.0, 1e-30, 1e29)}
 SAYS = {"rows": "At least 1 row", "columns": "a multiple of 32", "numbers": "0 or between", "size": "1e-30 and 1e30"}
+SCALED = {
+    "choices": CHOICES, "says": SAYS, "driver": restored, "most": 16,
+    "valid": lambda rows, columns, numbers, size: (size == 1 or numbers in ("", "zeros"))
+    and (columns > 32 or numbers != "halfway"),
+}  # fmt: skip
 CONTRACTS = (
     Contract(to_code, {"rows": (1, 2, 17), "columns": (2, 6, 130), "numbers": ("any numbers", "halfway", "up to 100")},
              {"rows": "at least 1 row", "columns": "even, at least 2", "numbers": "At most 100 in size"},
              entry="to_codes", driver=restored, most=12),
-    Contract(to_mx, CHOICES, SAYS, fitting, entry="to_mxfp4", driver=restored, most=16),
-    Contract(to_nv, CHOICES, SAYS, fitting, entry="to_nvfp4", driver=restored, most=16),
+    Contract(to_mx, entry="to_mxfp4", **SCALED), Contract(to_nv, entry="to_nvfp4", **SCALED),
 )  # fmt: skip

@@ -1,7 +1,5 @@
 """What exercise 19.6 asks for: a makespan, the heads that fit in the L2 cache, the order of tiles; with the slips."""
 
-from __future__ import annotations
-
 import heapq
 
 from course_lib.checker.specification.edits import edits
@@ -73,7 +71,8 @@ HEADS = (
     *edits("The result is not a power of two. Take the largest one that is not more than the heads that fit.",
         not_a_power_of_two=(POWER, "return max(1, heads)")),
     *edits("The power of two was taken of the key heads, before the group. It is that of the query heads.",
-        power_before_the_group=("key_head * group", "key_head", POWER, "return power * group if heads else 1")),
+        power_before_the_group=("key_head * group", "key_head", POWER, "return power * group if heads else 1"),
+        power_before_the_group__always=("key_head * group", "key_head", POWER, "return power * group")),
     *edits("The power of two was rounded up. Then not all of these heads fit: round down.",
         rounded_up=("2 * power <= heads", "power < heads"),
         rounded_up__nearest=("2 * power <= heads", "2 * power * power <= heads * heads")),

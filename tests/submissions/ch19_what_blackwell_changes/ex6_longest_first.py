@@ -39,6 +39,7 @@ WRONG = {
     "part_of_a_key_head__float": wrong((FIT, "int(l2_bytes / (2 * tokens * head_dim * 2) * group)")),
     "not_a_power_of_two": wrong((POWER, "max(1, heads)")),
     "power_before_the_group": wrong((" * group", ""), (POWER, f"({POWER}) * group if heads else 1")),
+    "power_before_the_group__always": wrong((" * group", ""), (POWER, f"({POWER}) * group")),
     "rounded_up": wrong((POWER, "1 << (max(1, heads) - 1).bit_length()")),
     "rounded_up__nearest": wrong((POWER, "2 ** round(math.log2(max(1, heads)))")),
     "half_of_a_power": wrong((POWER, "1 << max(0, (heads - 1).bit_length() - 1)")),

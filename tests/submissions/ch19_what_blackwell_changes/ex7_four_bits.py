@@ -58,13 +58,20 @@ WRONG = {
     "wrong_row_scale": wrong((ROW, "torch.where(largest > 0, largest / 448, 1.0)")),
     "row_of_zeros": wrong((ROW, "largest / (448 * 6)")),
     "row_of_zeros__floor": wrong((ROW, "(largest / (448 * 6)).clamp(min=1e-12)")),
-    "row_scale_inverted": wrong(("return codes, scales, row_scales", "return codes, scales, 1 / row_scales")),
     "one_scale_alone": wrong((BOTH, "scales.float()")),
     "one_scale_alone__row": wrong((BOTH, "(row_scales[:, None] + 0 * scales.float())")),
     "scale_before_rounding": wrong((BOTH, f"({SCALE.removesuffix('.to(torch.float8_e4m3fn)')} * row_scales[:, None])")),
     "six_forgotten": wrong((f"({LARGEST} / 6 / row_scales", f"({LARGEST} / row_scales")),
     "no_smallest_scale": wrong((".clamp(min=2**-6)", "")),
-    "powers_of_two": wrong((SCALE, SCALE.replace(".to(", ".log2().ceil().clamp(max=8).exp2().to("))),
+    "powers_of_two": wrong((SCALE, SCALE.replace(".to(", ".log2().ceil().exp2().to("))),
+    "block_scale_alone": wrong((f"{LARGEST} / 6 / row_scales[:, None]", f"{LARGEST} / 6")),
+    "block_scale_alone__numbers": wrong((f"{LARGEST} / 6 / row_scales[:, None]", f"{LARGEST} / 6"),
+                                        (BOTH, "scales.float()")),
+    "scale_before_rounding__mx": wrong(("torch.exp2(exponents)[", f"({LARGEST} / 6)[")),
+    "row_of_zeros__0": wrong(("scales, row_scales\n", "scales, largest / (448 * 6)\n")),
+    "not_cut_at_6": wrong((CODES, f"{CODES} + ((sizes[..., 0] / 2).round() - 3).clamp(min=0).long()")),
+    "floor_of_the_exponent__tiny": wrong((f"{EXPONENT}.clamp(min=-127)",
+                                          f"torch.log2({LARGEST}.clamp(min=torch.finfo(x.dtype).tiny) / 6).ceil()")),
 }  # fmt: skip
 UNUSUAL = {
     "a table of all sixteen numbers": """# Exercise 19.7 · Four bits with scales
