@@ -14,6 +14,92 @@ import triton.language as tl
 device = default_device()
 on_gpu = not interpreting()
 
+# %%
+# Exercise 19.3 · Rescale lazily
+@triton.jit
+def lazy_kernel(
+    query_pointer, key_pointer, value_pointer, out_pointer, lse_pointer, rescales_pointer,
+    rows, keys, scale, threshold, DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+):
+    """One program: one tile of BLOCK_ROWS queries. You may change the arguments."""
+    # BEGIN SOLUTION
+    tile = tl.program_id(0)
+    row = tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)  # [BLOCK_ROWS]
+    column = tl.arange(0, DIM)[None, :]  # [1, DIM]
+    present = row < rows
+    queries = tl.load(query_pointer + row[:, None] * DIM + column, mask=present[:, None], other=0.0)
+    reference = tl.zeros([BLOCK_ROWS], tl.float32)
+    total = tl.zeros([BLOCK_ROWS], tl.float32)
+    out = tl.zeros([BLOCK_ROWS, DIM], tl.float32)
+    rescales = 0
+    for start in range(0, keys, BLOCK_KEYS):
+        place = start + tl.arange(0, BLOCK_KEYS)  # [BLOCK_KEYS]
+        inside = (place < keys)[:, None]
+        key_tile = tl.load(key_pointer + place[:, None] * DIM + column, mask=inside, other=0.0)
+        value_tile = tl.load(value_pointer + place[:, None] * DIM + column, mask=inside, other=0.0)
+        scores = tl.dot(queries, tl.trans(key_tile), input_precision="ieee") * scale  # [BLOCK_ROWS, BLOCK_KEYS]
+        scores = tl.where((place < keys)[None, :], scores, float("-inf"))
+        largest = tl.max(scores, axis=1)
+        if start == 0:
+            reference = largest
+        must = tl.max(((largest - reference > threshold) & present).to(tl.int32), axis=0)
+        if must > 0:
+            renewed = tl.maximum(reference, largest)
+            rescale = tl.exp2(reference - renewed)
+            total *= rescale
+            out *= rescale[:, None]
+            reference = renewed
+        rescales += must
+        weights = tl.exp2(scores - reference[:, None])
+        total += tl.sum(weights, axis=1)
+        out = tl.dot(weights.to(value_tile.dtype), value_tile, out, input_precision="ieee")
+    out = out / total[:, None]
+    tl.store(out_pointer + row[:, None] * DIM + column, out.to(out_pointer.dtype.element_ty), mask=present[:, None])
+    tl.store(lse_pointer + row, (reference + tl.log2(total)) * 0.6931471805599453, mask=present)
+    tl.store(rescales_pointer + tile, rescales)
+    # END SOLUTION
+
+
+def lazy_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, block_rows: int, block_keys: int, threshold: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Attention that rescales only where it must, by one launch of your kernel.
+
+    query: [rows, dim]. key, value: [keys, dim]. Rows and keys are at least 1 of each, and dim is 16, 32, 64 or 128.
+        All are float32 or all float16 (bfloat16 too, on a GPU that has it), contiguous, of fewer than 2³¹ elements.
+        Every query sees all keys. A score is query · key / √dim, between -10⁴ and 10⁴.
+    block_rows, block_keys: the rows of a tile, and the keys of a block: powers of two, 16 to 128. One program takes a
+        tile of rows and goes through the keys block by block, in ascending order. Neither need divide rows or keys.
+    threshold: 0 to 8, in base 2. The scores, too, are compared in base 2: multiplied by log2(e).
+    Returns: (out, lse, rescales).
+    - out: [rows, dim] of query's dtype, contiguous. Products with float32 sums in full precision, as with
+      input_precision="ieee".
+    - lse: float32 [rows], the natural logarithm of the sum of e^score over all keys.
+    - rescales: int32 [tiles], how often each tile was rescaled. The reference of a row starts as its maximum over the
+      first block, and that is no rescale. If in a later block the maximum of any row of the tile exceeds its reference
+      by more than threshold, the tile is rescaled: the reference of each row becomes the larger of its reference and
+      its maximum in this block. Else all references of the tile stay. Rows behind the last one, in a tile that is not
+      full, cause nothing.
+    In each block, the largest excess of a tile's rows is at least 0.02 away from threshold, or both are exactly 0, so
+    rounding decides nothing. A program loads its queries once, and each key and value once. Bytes are counted.
+    """
+    # BEGIN SOLUTION
+    (rows, dim), keys = query.shape, len(key)
+    tiles = triton.cdiv(rows, block_rows)
+    out = torch.empty_like(query)
+    lse = torch.empty(rows, dtype=torch.float32, device=query.device)
+    rescales = torch.empty(tiles, dtype=torch.int32, device=query.device)
+    lazy_kernel[(tiles,)](
+        query, key, value, out, lse, rescales, rows, keys, math.log2(math.e) / math.sqrt(dim), threshold,
+        DIM=dim, BLOCK_ROWS=block_rows, BLOCK_KEYS=block_keys,
+    )
+    return out, lse, rescales
+    # END SOLUTION
+
+
+# %%
+best_lazy_attention = check("19.3", lazy_attention).best
+
 # %% [markdown]
 # ## Weights of eight bits, and how far a reference may lag · deeper
 #
