@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 19 · What Blackwell changes: FlashAttention-4, recomputed
 #
-# **The question.** Take one tile of attention: 128 queries and 128 keys with a head dimension of 128. One multiprocessor
-# of an H100 needs 2,048 cycles for the two matrix products of this tile. One of a B200 needs 1,024, because its tensor
-# cores are twice as fast. But a tile also has 16,384 exponentials, one for each score. Both GPUs compute 16 exponentials
-# in a cycle, so they take 1,024 cycles on either. On the H100 they could hide behind the products. On the B200 they take
-# as long. What would you change in the kernel?
+# **The question.** Take one tile of attention: 128 queries and 128 keys with a head dimension of 128. One
+# multiprocessor of an H100 needs 2,048 cycles for the two matrix products of this tile. One of a B200 needs 1,024,
+# because its tensor cores are twice as fast. But a tile also has 16,384 exponentials, one for each score. Both GPUs
+# compute 16 exponentials in a cycle, so they take 1,024 cycles on either. On the H100 they could hide behind the
+# products. On the B200 they take as long. What would you change in the kernel?
 #
 # Write down three answers: something that you would compute on another unit, something that you would not compute at
 # all, and something that you would keep in another memory.
@@ -131,8 +131,8 @@ measured("19 best share at head dimension 64", 100 * best_best_share(128, 128, 6
 
 # %% [markdown]
 # The next cell draws these cycles over the share. Each line is one unit, and the tile takes as long as the highest of
-# them. In a live notebook you can choose the GPU, the head dimension, and how many instructions a polynomial takes.
-# Try a B200 at head dimension 128: the products take 1,024 cycles anyway, so no share makes the tile shorter. Then try a
+# them. In a live notebook you can choose the GPU, the head dimension, and how many instructions a polynomial takes. Try
+# a B200 at head dimension 128: the products take 1,024 cycles anyway, so no share makes the tile shorter. Then try a
 # cheaper polynomial at head dimension 64: with 5 instructions the best share is 31 %.
 
 # %%
@@ -272,8 +272,8 @@ measured("19 instructions for one power", round((lengths[2] - lengths[0]) / 32),
 # The online softmax of chapter 03 keeps a maximum, a sum and an output for each row. When a block of keys raises the
 # maximum, the sum and the whole output are multiplied by $2^{\text{old} - \text{new}}$, where scores are in base 2. On
 # a Blackwell the output lies in *tensor memory*, a memory of its own beside the tensor cores. To multiply it, a program
-# must read it from there and write it back. For 128 rows of 128 float32 numbers that is 64 KiB each way, and until it is
-# done the tensor cores cannot add the next product.
+# must read it from there and write it back. For 128 rows of 128 float32 numbers that is 64 KiB each way, and until it
+# is done the tensor cores cannot add the next product.
 #
 # Most of this work is unnecessary. What is subtracted from the scores of a row is its *reference* $r$, and it cancels:
 #
@@ -775,10 +775,10 @@ measured("19 steps with turns, all from tile 0 on", together, "steps")
 
 # %% [markdown]
 # If all programs begin at tile 0, the last of them waits 15 steps before it may add anything. If each begins at another
-# tile, nobody waits, and the bits are still equal in every run. FlashAttention-4 reports for its backward pass, with head
-# dimension 128 and 8k tokens, 1,248 TFLOP/s with one multiprocessor and 1,360 with two. In a fixed order they reach 980
-# and 1,167 ([flash-attention#2280](https://github.com/Dao-AILab/flash-attention/pull/2280); the kernel is for Blackwell,
-# the card is not named).
+# tile, nobody waits, and the bits are still equal in every run. FlashAttention-4 reports for its backward pass, with
+# head dimension 128 and 8k tokens, 1,248 TFLOP/s with one multiprocessor and 1,360 with two. In a fixed order they
+# reach 980 and 1,167 ([flash-attention#2280](https://github.com/Dao-AILab/flash-attention/pull/2280); the kernel is for
+# Blackwell, the card is not named).
 
 # %% [markdown]
 # ## The longest first · deeper
@@ -1153,9 +1153,9 @@ print(f"your kernel of 19.3, head 0 without a mask: it differs from this one by 
 # but a float16 number has the same relative precision there. The order does not change the result at all.
 #
 # Now the time that the model of 19.1 predicts for a B200, which has 148 multiprocessors. Take causal attention with 16
-# heads of 4,096 tokens and head dimension 64. A tile that is rescaled multiplies its 128 rows of output once more, which
-# takes 128 · 64 instructions. A usual tile is rescaled at every block, a lazy one at 3 of 63, as counted above for a
-# deviation of 3. **Predict** by how many percent all ideas together shorten the forward pass.
+# heads of 4,096 tokens and head dimension 64. A tile that is rescaled multiplies its 128 rows of output once more,
+# which takes 128 · 64 instructions. A usual tile is rescaled at every block, a lazy one at 3 of 63, as counted above
+# for a deviation of 3. **Predict** by how many percent all ideas together shorten the forward pass.
 
 # %%
 predict("19 all ideas on a B200", ..., "%")
@@ -1168,7 +1168,7 @@ products, exponentials, memory = best_forward_cycles(128, 128, DIM, B200_CHIP)
 
 
 def cycles_of_a_block(rescales, polynomial):
-    """The longest of the four units. rescales: of a tile at each block, 0 to 1. polynomial: with the best share or not."""
+    """The longest of the four units. rescales: of a tile, for each block. polynomial: with the best share, or none."""
     others = OTHERS + rescales * 128 * DIM / scores
     share = best_best_share(128, 128, DIM, B200_CHIP, INSTRUCTIONS, others) if polynomial else 0
     return max(products, memory, (1 - share) * exponentials, scores * (others + share * INSTRUCTIONS) / 128)
@@ -1193,10 +1193,10 @@ for name, (rescales, polynomial, order) in steps.items():
 measured("19 all ideas on a B200", 100 * (1 - last / first), "%")
 
 # %% [markdown]
-# > **The answer.** What would you change, when the products became twice as fast and the exponentials did not? You would
-# > give a share of the exponentials to the multiply-adds, which shortens a block at head dimension 64 from 1,024 to 784
-# > cycles. You would not multiply the output at every block, since most rescales are not needed. You would keep the
-# > scores, the weights and the output in tensor memory. And you would start the longest tiles first, so that no
+# > **The answer.** What would you change, when the products became twice as fast and the exponentials did not? You
+# > would give a share of the exponentials to the multiply-adds, which shortens a block at head dimension 64 from 1,024
+# > to 784 cycles. You would not multiply the output at every block, since most rescales are not needed. You would keep
+# > the scores, the weights and the output in tensor memory. And you would start the longest tiles first, so that no
 # > multiprocessor works alone at the end. Together the model says 41 % less time for this case.
 #
 # Look at the second line of the output: by this model, lazy rescaling alone gains nothing. The multiply-add unit is
@@ -1206,7 +1206,7 @@ measured("19 all ideas on a B200", 100 * (1 - last / first), "%")
 #
 # **On the GPU at hand.** The same kernel shows which of the ideas pay on your GPU. On a Hopper the products take longer
 # than the exponentials, so expect nothing from the polynomial there: in an earlier version of the course's kernel with
-# warp roles, on an H200 with head dimension 128 and 16k tokens, it lowered 533 to 494 TFLOP/s.
+# warp roles, on an H200 at head dimension 64, one exponential in eight by multiply-adds lowered 533 to 494 TFLOP/s.
 
 # %%
 if on_gpu:
@@ -1270,20 +1270,20 @@ else:
 #
 # Answer these on paper. Then run the next cell and open the answers.
 #
-# 1. A GPU has the tensor cores of a B200 and 8 exponentials in a cycle. How many cycles do the exponentials of a tile of
-#    128³ take? Would you give some of them to multiply-adds?
+# 1. A GPU has the tensor cores of a B200 and 8 exponentials in a cycle. How many cycles do the exponentials of a tile
+#    of 128³ take? Would you give some of them to multiply-adds?
 # 2. A row's reference is 3 and the threshold 8. The next blocks have the maxima 10, 11, 12 and 20 (base 2). What is the
 #    reference after each of them, and how large is the largest weight?
 # 3. With a shift of 2⁶ instead of 2⁸, how much may a score exceed the reference in e4m3?
-# 4. Two tiles of 128 queries with 64 keys a block and head dimension 128: how many columns of tensor memory do they need
-#    if P lies in S?
+# 4. Two tiles of 128 queries with 64 keys a block and head dimension 128: how many columns of tensor memory do they
+#    need if P lies in S?
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 self_check(
     f"{128 * 128 // 8:,} cycles, twice the {4 * 128**3 // 8192:,} of the products. Yes: every exponential that moves "
     "makes the slowest unit faster, until multiply-adds or products take as long.",
-    "3, 3, 12 and 12. 10 and 11 exceed 3 by at most 8, so the reference stays 3. 12 exceeds it by 9, and it becomes 12. "
-    "20 exceeds 12 by exactly 8, and it stays 12. The largest weight is 2⁸ = 256, twice.",
+    "3, 3, 12 and 12. 10 and 11 exceed 3 by at most 8, so the reference stays. 12 exceeds it by 9, so it becomes 12. "
+    "20 exceeds that by exactly 8, so it stays. The largest weight is 2⁸ = 256, twice.",
     f"log2(448) - 6 = {math.log2(448) - 6:.3f}. The weights then have two bits less room below.",
     f"2 · (64 + 128) = {2 * (64 + 128)} of 512.",
 )
