@@ -38,12 +38,6 @@ def largest_share(least, busy, each, powers, even):
     return min(1.0, max(0.0, (max(least, powers * (1 - max(0.0, even))) - busy) / each))
 
 
-def tried(steps, least, busy, each, powers):
-    """The first of so many shares that takes the least time."""
-    times = [max(least, (1 - i / steps) * powers, busy + i / steps * each) for i in range(steps + 1)]
-    return times.index(min(times)) / steps
-
-
 def told(rows, keys, head_dim, chip, instructions, others):
     return round(share_of(rows, keys, head_dim, chip, instructions, others), 9)
 
@@ -120,13 +114,13 @@ CYCLES = (
     *edits("K or V is missing among the bytes. Q and K are read for the first product, and V for the second.",
         one_of_k_and_v=(READ, "2 * (rows * head_dim + keys * head_dim)"),
         one_of_k_and_v__alone=(READ, "2 * keys * head_dim")),
-    *edits("P was counted among the bytes. It lies in tensor memory; of the second product's operands only V is read "
-        "from shared memory.", p_counted=(READ, f"({READ} + 2 * rows * keys)"),
-        p_counted__in_place_of_v=(READ, "2 * (rows * head_dim + keys * head_dim + rows * keys)"),
-        p_counted__in_32_bits=(READ, f"({READ} + 4 * rows * keys)")),
-    *edits("S or O was counted among the bytes. They lie in tensor memory: count Q, K and V alone.",
-        o_counted=(READ, f"({READ} + 2 * rows * head_dim)"), o_counted__in_32_bits=(READ, f"({READ} + 4 * rows * "
-        "head_dim)"), o_counted__and_p=(READ, f"({READ} + 2 * rows * head_dim + 2 * rows * keys)")),
+    *edits("What lies in tensor memory was counted among the bytes: S, P or O. Count Q, K and V, and each once.",
+        tensor_memory_counted=(READ, f"({READ} + 2 * rows * keys)"),
+        tensor_memory_counted__in_place_of_v=(READ, "2 * (rows * head_dim + keys * head_dim + rows * keys)"),
+        tensor_memory_counted__in_32_bits=(READ, f"({READ} + 4 * rows * keys)"),
+        tensor_memory_counted__o=(READ, f"({READ} + 2 * rows * head_dim)"),
+        tensor_memory_counted__o_in_32_bits=(READ, f"({READ} + 4 * rows * head_dim)"),
+        tensor_memory_counted__both=(READ, f"({READ} + 2 * rows * head_dim + 2 * rows * keys)")),
     *edits("rows and keys are exchanged among the bytes. Q has `rows` rows, and K and V have `keys`.",
         rows_for_keys=(READ, "2 * (rows * head_dim + rows * head_dim + keys * head_dim)"),
         rows_for_keys__all=(READ, "6 * rows * head_dim"), rows_for_keys__all_keys=(READ, "6 * keys * head_dim")),
@@ -135,9 +129,10 @@ CYCLES = (
     *edits("The bytes were not counted from Q, K and V: scores have nothing to do with them.",
         bytes_of_scores=(READ, "2 * rows * keys"), bytes_of_scores__twice=(READ, "4 * rows * keys")),
     *edits("A result was rounded to whole cycles. Divide by /, and not by //.",
-        rounded_down=("head_dim) / flops", "head_dim) // flops", POWERS, POWERS.replace(" / ", " // "),
+        rounded=("head_dim) / flops", "head_dim) // flops", POWERS, POWERS.replace(" / ", " // "),
         "keys * head_dim) / bytes_read", "keys * head_dim) // bytes_read"),
-        rounded_down__to_nearest=(RESULT, "return round(products), round(powers), round(shared_memory)")),
+        rounded__to_nearest=(RESULT, "return round(products), round(powers), round(shared_memory)"),
+        rounded__up=(RESULT, "return -(-products // 1), -(-powers // 1), -(-shared_memory // 1)")),
     *edits("The three rates of chip are (FLOPs, exponentials, bytes), in this order.",
         order_of_the_chip=("flops, exponentials, bytes_read = chip", "flops, bytes_read, exponentials = chip")),
 )  # fmt: skip
@@ -173,11 +168,7 @@ SHARES = (
         one_score=(BUSY, "others / 128", EACH, "instructions / 128")),
     *edits("The balance is wrong: the exponential unit has (1 - share) of the exponentials, and not all of them.",
         exponentials_not_relieved=("(powers - busy) / (powers + each)", "(powers - busy) / each")),
-    *edits("The share was found by trying some shares, and the best lies between two of them. Where two units take "
-        "equally long you can solve for it.",
-        **{f"searched__{n}": (SHARE, f"tried({n}, least, busy, each, powers)") for n in (10, 20, 100, 200, 1000)}),
-    *edits("The share is rounded. Return it with all its digits.",
-        **{f"result_rounded__{n}": ("return share", f"return round(share, {n})") for n in (1, 2, 3, 4)}),
+    *edits("The share was rounded down to a whole number.", whole_number=("return share", "return share // 1")),
     *CYCLES,
 )  # fmt: skip
 
@@ -186,11 +177,15 @@ EXERCISE = Exercise(
     oracle={"forward_cycles": cycles_of, "best_share": told}, contracts=CONTRACTS,
     models=(
         model_of(cycles_of, CYCLES, entry="forward_cycles"),
-        model_of(told, SHARES, (cycles_of, share_of), (largest_share, tried), entry="best_share"),
+        model_of(told, SHARES, (cycles_of, share_of), (largest_share,), entry="best_share"),
     ),
     mistakes=(
         Mistake("several_numbers", "best_share returns one number, from 0 to 1.",
             when=lambda case, seen, got: seen.error is not None and "must return one number" in seen.error.text),
+        Mistake("few_digits", "The share has few digits: it is rounded, or it was found by trying some shares. Solve "
+            "for the share at which two units take equally long, and return all its digits.", every=True,
+            when=lambda case, seen, got: len(case.args) == 6 and abs(got - told(*case.args)) <= 0.05
+            and abs(10_000 * got - round(10_000 * got)) < 1e-6),
     ),
     hints=(
         "Q Kᵀ makes rows · keys scores, each a sum of head_dim products. P V makes rows · head_dim sums of `keys` "

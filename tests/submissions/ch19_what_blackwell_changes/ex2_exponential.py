@@ -82,7 +82,7 @@ WRONG = {
     "exponential_unit__division": wrong((POWER, f"({POWER}) / (1.0 + 0.0 * x)")),
     "forbidden_operation": wrong(("    return out", "    return torch.exp2(x)")),
     "no_kernel_launched": wrong(("    out = torch.empty_like(x)", "    return torch.exp2(x)\n    out = x")),
-    "nearest__and_or": by_magic().replace("bitcast=True) + (added", "bitcast=True) | (added"),
+    "no_clamp__and_reversed": wrong((CLAMP, "x"), (POWER, "((C1 * fraction + C2) * fraction + C3) * fraction + 1.0")),
 }  # fmt: skip
 
 UNUSUAL = {
