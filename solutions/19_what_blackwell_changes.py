@@ -14,6 +14,72 @@ import triton.language as tl
 device = default_device()
 on_gpu = not interpreting()
 
+# %% [markdown]
+# ## Rescale only when it must be
+#
+# The online softmax of chapter 03 keeps a maximum, a sum and an output for each row. When a block of keys raises the
+# maximum, the sum and the whole output are multiplied by $2^{\text{old} - \text{new}}$, where scores are in base 2. On
+# a Blackwell the output lies in *tensor memory*, a memory of its own beside the tensor cores. To multiply it, a program
+# must read it from there and write it back. For 128 rows of 128 float32 numbers that is 64 KiB each way. Until it is
+# done, the tensor cores cannot add the next product.
+#
+# Most of this can be saved. What is subtracted from the scores of a row, its *reference* $r$, cancels:
+#
+# $$\text{output} = \frac{\sum_i 2^{s_i - r} v_i}{\sum_i 2^{s_i - r}}, \qquad
+# \text{lse} = \ln 2 \cdot \left( r + \log_2 \sum_i 2^{s_i - r} \right)$$
+#
+# So $r$ need not be the maximum. It only has to be near enough that no weight overflows. FlashAttention-4 keeps the old
+# reference as long as the maximum exceeds it by no more than a *threshold* of 8. The weights may then reach
+# $2^8 = 256$. That is no problem in float32 or bfloat16, and float16 ends only at 65,504.
+#
+# For example, take a row with two blocks of one key each. The scores are 3 and 7, and the values are 10 and 20. The
+# reference is 3 and stays 3. The weights are 1 and $2^4 = 16$, the sum is 17, and the output is
+# $(10 + 320) / 17 = 19.41$. With the reference 7 the weights are 1/16 and 1, the sum is 1.0625, and the output is again
+# $20.625 / 1.0625 = 19.41$. The log-sum-exp in base 2 is $3 + \log_2 17 = 7.09$, or $7 + \log_2 1.0625 = 7.09$. But the
+# maximum 7 with the sum 17 would give 11.09: reference, sum and output belong together.
+#
+# A fault of just this kind was in AMD's kernels
+# ([rocm-libraries#6498](https://github.com/ROCm/rocm-libraries/pull/6498)). The weights were computed from the new
+# maximum, and only then the kernel decided whether to rescale. If it did not, sum and output still belonged to the old
+# maximum. It was noticed because generated images became worse.
+#
+# The threads of a warp execute the same instruction, so a branch saves time only if all of them skip it. In the
+# exercise one program decides for its whole *tile* of rows: if any row needs a rescale, all rows are rescaled. The next
+# cell draws normal scores for tiles of 128 rows and 64 blocks of 128 keys. Their standard deviation is 3 before they
+# are brought to base 2. With a threshold of 0, some row of the tile has a new maximum in nearly all of the 63 later
+# blocks. **Predict** in how many of them the tile is rescaled with a threshold of 8.
+
+# %%
+predict("19 rescales of a tile, threshold 8", ..., "of 63 blocks")
+
+# %%
+def average_rescales(maxima, rows_of_a_tile, threshold):
+    """maxima: [rows, blocks], the largest score of each row in each block."""
+    reference, *others = maxima.view(-1, rows_of_a_tile, maxima.shape[1]).unbind(2)
+    count = 0.0
+    for largest in others:
+        must = (largest - reference > threshold).any(dim=1, keepdim=True)
+        reference = torch.where(must, torch.maximum(reference, largest), reference)
+        count += float(must.float().mean())
+    return count
+
+
+generator = torch.Generator().manual_seed(0)
+print("rescales           one row            128 rows")
+print("threshold         0        8         0        8")
+for deviation in (1, 2, 3, 4):
+    normal = torch.randn(1024, 64, 128, generator=generator)
+    maxima = deviation * math.log2(math.e) * normal.amax(dim=2)
+    counts = [average_rescales(maxima, rows, threshold) for rows in (1, 128) for threshold in (0, 8)]
+    print(f"deviation {deviation}" + "".join(f"{count:9.2f}" for count in counts))
+    if deviation == 3:
+        measured("19 rescales of a tile, threshold 8", counts[-1], "of 63 blocks")
+
+# %% [markdown]
+# Up to a deviation of 2 nothing is rescaled at all. The usual softmax rescales a single row only 4 times, but a tile
+# that decides as one does so in nearly every block. So the threshold saves far more than the counts of single rows
+# suggest.
+
 # %%
 # Exercise 19.3 · Rescale lazily
 @triton.jit
@@ -99,6 +165,20 @@ def lazy_attention(
 
 # %%
 best_lazy_attention = check("19.3", lazy_attention).best
+
+# %% [markdown]
+# Here are rows that climb from block to block, first by 7.9 and then by 8.1. In the first case every second block
+# rescales, because two steps together exceed 8. In both cases the log-sum-exp is the same as PyTorch's.
+
+# %%
+for step in (7.9, 8.1):
+    query = torch.ones(16, 16, device=device) * 0.25
+    climbs = step * math.log(2) * (torch.arange(96, device=device) // 16)
+    key = climbs[:, None].expand(96, 16).contiguous()  # the score, 16 · 0.25 · key / √16, is the key's number
+    value = torch.arange(96.0, device=device)[:, None].expand(96, 16).contiguous()
+    out, lse, rescales = best_lazy_attention(query, key, value, 16, 16, 8.0)
+    right = torch.logsumexp(query @ key.T / 4, dim=1)
+    print(f"steps of {step}: {int(rescales[0])} rescales in 5 blocks, lse {lse[0]:.4f}, PyTorch's {right[0]:.4f}")
 
 # %% [markdown]
 # ## Weights of eight bits, and how far a reference may lag · deeper
