@@ -82,7 +82,7 @@ STEPS = {
     "in turns": lambda block, limit: ((1.1 * limit + 0.2) * (block > 0), (0.6 * limit + 0.1) * block),
     "rising once": lambda block, limit: ((limit - 0.1) * (block > 0),) * 2,
     "equal": lambda block, limit: (0.0 * block,) * 2,
-    "near −10,000": lambda block, limit: (-9950 * LOG2_E + 9.0 * (torch.arange(len(block)) % 5),) * 2,
+    "near −10,000": lambda block, limit: (20.0 * block - 9950 * LOG2_E,) * 2,
 }
 LESS, MORE, ONE, TURNS, ONCE, EQUAL, LOW = STEPS
 USUAL = {"rows": 16, "keys": 64, "dim": 16, "block_rows": 16, "block_keys": 16, "threshold": 8.0}
