@@ -32,9 +32,10 @@ import triton.language as tl
 # ([flashinfer#3575](https://github.com/flashinfer-ai/flashinfer/pull/3575)).
 #
 # But then all heads are at work together, and their keys and values may not fit in the L2 cache. Those of one head of
-# 4,096 tokens, with head dimension 128 in 16 bits, have 2 · 4,096 · 128 · 2 bytes = 2 MiB. An H200's L2 has 50 MiB, room
-# for 25 such heads. So FlashAttention-4 cuts the heads into *sections*: as many heads as fit, rounded down to a power of
-# two, which is 16 here. In a section the last row of each of its heads comes first, then the row before, and so on.
+# 4,096 tokens, with head dimension 128 in 16 bits, have 2 · 4,096 · 128 · 2 bytes = 2 MiB. An H200's L2 has 50 MiB,
+# room for 25 such heads. So FlashAttention-4 cuts the heads into *sections*: as many heads as fit, rounded down to a
+# power of two, which is 16 here. In a section the last row of each of its heads comes first, then the row before, and
+# so on.
 #
 # The list must not be dealt out in advance. On an H200 a user gave each multiprocessor every 132nd tile of such a list.
 # At 16,384 tokens this reached 575 TFLOP/s, and one program for each tile had 623
