@@ -3,299 +3,343 @@
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
-from course_lib import check, default_device, hint, interpreting, measured, predict, solution
+from course_lib import (
+    check, default_device, hint, interpreting, machine, measured, predict, progress, self_check, solution
+)
 
 import math
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-device = default_device()
-on_gpu = not interpreting()
-
 # %% [markdown]
-# ## Rescale only when it must be
+# ## The longest first · deeper
 #
-# The online softmax of chapter 03 keeps a maximum, a sum and an output for each row. When a block of keys raises the
-# maximum, the sum and the whole output are multiplied by $2^{\text{old} - \text{new}}$, where scores are in base 2. On
-# a Blackwell the output lies in *tensor memory*, a memory of its own beside the tensor cores. To multiply it, a program
-# must read it from there and write it back. For 128 rows of 128 float32 numbers that is 64 KiB each way. Until it is
-# done, the tensor cores cannot add the next product.
+# Under a causal mask a tile of queries reads all blocks of keys up to its own. With 4,096 tokens in tiles and blocks of
+# 128, a head has 32 tiles. The first reads one block, and the last reads 32. Each tile is a program, and a
+# multiprocessor that is free, here called a *slot*, takes the next program of the list. The kernel ends when the last
+# program ends, so the order of the list decides how long it takes.
 #
-# Most of this can be saved. What is subtracted from the scores of a row, its *reference* $r$, cancels:
+# Take four programs that run for 1, 2, 3 and 4 units of time, on two slots. In this order the first slot runs 1 and 3,
+# and the second runs 2 and 4, which ends at 6. With the longest first, one slot runs 4 and 1, and the other 3 and 2.
+# Both end at 5, an even share of the 10 units. The longest first takes at most a third longer than the best order
+# ([Graham, 1969](https://doi.org/10.1137/0117039)), because short programs fill the gaps at the end.
 #
-# $$\text{output} = \frac{\sum_i 2^{s_i - r} v_i}{\sum_i 2^{s_i - r}}, \qquad
-# \text{lse} = \ln 2 \cdot \left( r + \log_2 \sum_i 2^{s_i - r} \right)$$
+# A plain grid starts the tiles head by head, the shortest of each head first. FlashInfer first turned the rows of each
+# head around, and later those of all heads together
+# ([flashinfer#3575](https://github.com/flashinfer-ai/flashinfer/pull/3575)).
 #
-# So $r$ need not be the maximum. It only has to be near enough that no weight overflows. FlashAttention-4 keeps the old
-# reference as long as the maximum exceeds it by no more than a *threshold* of 8. The weights may then reach
-# $2^8 = 256$. That is no problem in float32 or bfloat16, and float16 ends only at 65,504.
+# But then all heads are at work together, and their keys and values may not fit in the L2 cache. Those of one head of
+# 4,096 tokens, with head dimension 128 in 16 bits, have 2 · 4,096 · 128 · 2 bytes = 2 MiB. An H200's L2 has 50 MiB,
+# room for 25 such heads. So FlashAttention-4 cuts the heads into *sections*: as many heads as fit, rounded down to a
+# power of two, which is 16 here. In a section the last row of each of its heads comes first, then the row before, and
+# so on.
 #
-# For example, take a row with two blocks of one key each. The scores are 3 and 7, and the values are 10 and 20. The
-# reference is 3 and stays 3. The weights are 1 and $2^4 = 16$, the sum is 17, and the output is
-# $(10 + 320) / 17 = 19.41$. With the reference 7 the weights are 1/16 and 1, the sum is 1.0625, and the output is again
-# $20.625 / 1.0625 = 19.41$. The log-sum-exp in base 2 is $3 + \log_2 17 = 7.09$, or $7 + \log_2 1.0625 = 7.09$. But the
-# maximum 7 with the sum 17 would give 11.09: reference, sum and output belong together.
+# The list must not be dealt out in advance. On an H200 a user gave each multiprocessor every 132nd tile of such a list.
+# At 16,384 tokens this reached 575 TFLOP/s, and one program for each tile had 623
+# ([flash-attention#2754](https://github.com/Dao-AILab/flash-attention/pull/2754)).
 #
-# A fault of just this kind was in AMD's kernels
-# ([rocm-libraries#6498](https://github.com/ROCm/rocm-libraries/pull/6498)). The weights were computed from the new
-# maximum, and only then the kernel decided whether to rescale. If it did not, sum and output still belonged to the old
-# maximum. It was noticed because generated images became worse.
-#
-# The threads of a warp execute the same instruction, so a branch saves time only if all of them skip it. In the
-# exercise one program decides for its whole *tile* of rows: if any row needs a rescale, all rows are rescaled. The next
-# cell draws normal scores for tiles of 128 rows and 64 blocks of 128 keys. Their standard deviation is 3 before they
-# are brought to base 2. With a threshold of 0, some row of the tile has a new maximum in nearly all of the 63 later
-# blocks. **Predict** in how many of them the tile is rescaled with a threshold of 8.
+# Now take 16 such heads on the 132 multiprocessors of an H200. Each head has 1 + 2 + … + 32 = 528 blocks, so an even
+# share is 16 · 528 / 132 = 64 blocks. **Predict** after how many blocks the last program ends if a plain
+# grid starts them.
 
 # %%
-predict("19 rescales of a tile, threshold 8", ..., "of 63 blocks")
+predict("19 end of a plain grid", ..., "blocks")
 
 # %%
-def average_rescales(maxima, rows_of_a_tile, threshold):
-    """maxima: [rows, blocks], the largest score of each row in each block."""
-    reference, *others = maxima.view(-1, rows_of_a_tile, maxima.shape[1]).unbind(2)
-    count = 0.0
-    for largest in others:
-        must = (largest - reference > threshold).any(dim=1, keepdim=True)
-        reference = torch.where(must, torch.maximum(reference, largest), reference)
-        count += float(must.float().mean())
-    return count
+# Exercise 19.6 · The longest first
+import heapq
 
 
-generator = torch.Generator().manual_seed(0)
-print("rescales           one row            128 rows")
-print("threshold         0        8         0        8")
-for deviation in (1, 2, 3, 4):
-    normal = torch.randn(1024, 64, 128, generator=generator)
-    maxima = deviation * math.log2(math.e) * normal.amax(dim=2)
-    counts = [average_rescales(maxima, rows, threshold) for rows in (1, 128) for threshold in (0, 8)]
-    print(f"deviation {deviation}" + "".join(f"{count:9.2f}" for count in counts))
-    if deviation == 3:
-        measured("19 rescales of a tile, threshold 8", counts[-1], "of 63 blocks")
+def makespan(works: list[int], slots: int) -> int:
+    """When the last program ends. Whenever a slot is free, the next program of the list starts on it.
 
-# %% [markdown]
-# Up to a deviation of 2 nothing is rescaled at all. The usual softmax rescales a single row only 4 times, but a tile
-# that decides as one does so in nearly every block. So the threshold saves far more than the counts of single rows
-# suggest.
-
-# %%
-# Exercise 19.3 · Rescale lazily
-@triton.jit
-def lazy_kernel(
-    query_pointer, key_pointer, value_pointer, out_pointer, lse_pointer, rescales_pointer,
-    rows, keys, scale, threshold, DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-):
-    """One program: one tile of BLOCK_ROWS queries. You may change the arguments."""
-    # BEGIN SOLUTION
-    tile = tl.program_id(0)
-    row = tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)  # [BLOCK_ROWS]
-    column = tl.arange(0, DIM)[None, :]  # [1, DIM]
-    present = row < rows
-    queries = tl.load(query_pointer + row[:, None] * DIM + column, mask=present[:, None], other=0.0)
-    reference = tl.zeros([BLOCK_ROWS], tl.float32)
-    total = tl.zeros([BLOCK_ROWS], tl.float32)
-    out = tl.zeros([BLOCK_ROWS, DIM], tl.float32)
-    rescales = 0
-    for start in range(0, keys, BLOCK_KEYS):
-        place = start + tl.arange(0, BLOCK_KEYS)  # [BLOCK_KEYS]
-        inside = (place < keys)[:, None]
-        key_tile = tl.load(key_pointer + place[:, None] * DIM + column, mask=inside, other=0.0)
-        value_tile = tl.load(value_pointer + place[:, None] * DIM + column, mask=inside, other=0.0)
-        scores = tl.dot(queries, tl.trans(key_tile), input_precision="ieee") * scale  # [BLOCK_ROWS, BLOCK_KEYS]
-        scores = tl.where((place < keys)[None, :], scores, float("-inf"))
-        largest = tl.max(scores, axis=1)
-        if start == 0:
-            reference = largest
-        must = tl.max(((largest - reference > threshold) & present).to(tl.int32), axis=0)
-        if must > 0:
-            renewed = tl.maximum(reference, largest)
-            rescale = tl.exp2(reference - renewed)
-            total *= rescale
-            out *= rescale[:, None]
-            reference = renewed
-        rescales += must
-        weights = tl.exp2(scores - reference[:, None])
-        total += tl.sum(weights, axis=1)
-        out = tl.dot(weights.to(value_tile.dtype), value_tile, out, input_precision="ieee")
-    out = out / total[:, None]
-    tl.store(out_pointer + row[:, None] * DIM + column, out.to(out_pointer.dtype.element_ty), mask=present[:, None])
-    tl.store(lse_pointer + row, (reference + tl.log2(total)) * 0.6931471805599453, mask=present)
-    tl.store(rescales_pointer + tile, rescales)
-    # END SOLUTION
-
-
-def lazy_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, block_rows: int, block_keys: int, threshold: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Attention that rescales only where it must, by one launch of your kernel.
-
-    query: [rows, dim]. key, value: [keys, dim]. Rows and keys are at least 1 of each, and dim is 16, 32, 64 or 128.
-        All are float32 or all float16 (bfloat16 too, on a GPU that has it), contiguous, of fewer than 2³¹ elements.
-        Every query sees all keys. A score is query · key / √dim, between -10⁴ and 10⁴.
-    block_rows, block_keys: the rows of a tile, and the keys of a block: powers of two, 16 to 128. One program takes a
-        tile of rows and goes through the keys block by block, in ascending order. Neither need divide rows or keys.
-    threshold: 0 to 8, in base 2. The scores, too, are compared in base 2: multiplied by log2(e).
-    Returns: (out, lse, rescales).
-    - out: [rows, dim] of query's dtype, contiguous. Products with float32 sums in full precision, as with
-      input_precision="ieee".
-    - lse: float32 [rows], the natural logarithm of the sum of e^score over all keys.
-    - rescales: int32 [tiles], how often each tile was rescaled. The reference of a row starts as its maximum over the
-      first block, and that is no rescale. If in a later block the maximum of any row of the tile exceeds its reference
-      by more than threshold, the tile is rescaled: the reference of each row becomes the larger of its reference and
-      its maximum in this block. Else all references of the tile stay. Rows behind the last one, in a tile that is not
-      full, cause nothing.
-    In each block, the largest excess of a tile's rows is at least 0.02 away from threshold, or both are exactly 0, so
-    rounding decides nothing. A program loads its queries once, and each key and value once. Bytes are counted.
+    works: how long each program runs, in the order of the list: ints, each at least 1 and at most 10⁹. There may be
+        5,000 of them, and the list may be empty.
+    slots: 1 … 1,000. All are free at time 0, and each runs one program at a time, from beginning to end.
+    Returns: the time at which the last of the programs ends, a Python int; 0 if there are none.
     """
     # BEGIN SOLUTION
-    (rows, dim), keys = query.shape, len(key)
-    tiles = triton.cdiv(rows, block_rows)
-    out = torch.empty_like(query)
-    lse = torch.empty(rows, dtype=torch.float32, device=query.device)
-    rescales = torch.empty(tiles, dtype=torch.int32, device=query.device)
-    lazy_kernel[(tiles,)](
-        query, key, value, out, lse, rescales, rows, keys, math.log2(math.e) / math.sqrt(dim), threshold,
-        DIM=dim, BLOCK_ROWS=block_rows, BLOCK_KEYS=block_keys,
-    )
-    return out, lse, rescales
+    free = [0] * slots  # when each slot is free: a heap, its smallest number first
+    for work in works:
+        heapq.heapreplace(free, free[0] + work)
+    return max(free)
     # END SOLUTION
 
 
-# %%
-best_lazy_attention = check("19.3", lazy_attention).best
+def heads_at_once(l2_bytes: int, tokens: int, head_dim: int, group: int) -> int:
+    """For how many query heads the keys and values fit in the L2 cache together: a power of two.
 
-# %% [markdown]
-# Here are rows that climb from block to block, first by 7.9 and then by 8.1. In the first case every second block
-# rescales, because two steps together exceed 8. In both cases the log-sum-exp is the same as PyTorch's.
-
-# %%
-for step in (7.9, 8.1):
-    query = torch.ones(16, 16, device=device) * 0.25
-    climbs = step * math.log(2) * (torch.arange(96, device=device) // 16)
-    key = climbs[:, None].expand(96, 16).contiguous()  # the score, 16 · 0.25 · key / √16, is the key's number
-    value = torch.arange(96.0, device=device)[:, None].expand(96, 16).contiguous()
-    out, lse, rescales = best_lazy_attention(query, key, value, 16, 16, 8.0)
-    right = torch.logsumexp(query @ key.T / 4, dim=1)
-    print(f"steps of {step}: {int(rescales[0])} rescales in 5 blocks, lse {lse[0]:.4f}, PyTorch's {right[0]:.4f}")
-
-# %% [markdown]
-# ## Weights of eight bits, and how far a reference may lag · deeper
-#
-# A Blackwell multiplies numbers of 8 bits at twice the rate of 16. To use that, the weights of attention must be
-# rounded to 8 bits before they are multiplied with V. In *e4m3*, the format of exercise 18.8, the largest number is 448
-# and the smallest above 0 is $2^{-9}$. If the reference of a row is its maximum, its weights lie between 0 and 1, and
-# those below $2^{-10}$ become 0. So kernels add a *shift*, usually 8, to each exponent:
-#
-# $$\text{weight} = 2^{\,\text{score} - \text{reference} + \text{shift}}$$
-#
-# Now the largest weight is 256, and weights are kept down to $2^{-18}$ of it. The row sum has the factor $2^8$ as well,
-# so the quotient, output over sum, does not change.
-#
-# With lazy rescaling a score may exceed the reference. The *head room* is the largest excess whose weight is still a
-# number of the format. In base 2 that is $\log_2 448 - 8 = 0.807$. For *e5m2*, which has five bits of exponent and two
-# of mantissa, it is $\log_2 57344 - 8 = 7.807$.
-#
-# For example, take a row with two keys in two blocks, with the scores 0 and 4, and let both values be 1. The output is
-# an average of the values, so it must be 1. Suppose that the threshold is 4. Then the reference stays 0. The weights
-# are $2^8 = 256$ and $2^{12} = 4096$, and their sum is 4,352. But in e4m3 the second weight becomes 448. The output is
-# $(256 + 448) / 4352 = 0.16$. With a threshold of 0.75 the second block makes 4 the reference, and 256 is rescaled to
-# 16. The output is $(16 + 256) / 272 = 1$.
-#
-# This happened in FlashAttention-4, whose threshold for 8 bits was 4: the cosine similarity with the output in 16 bits
-# fell to 0.86 at 128 keys ([flash-attention#2577](https://github.com/Dao-AILab/flash-attention/issues/2577)). One pair
-# of constants served both formats, so e4m3 had up to 1.6 times the error of e5m2, although it has one bit of mantissa
-# more ([flash-attention#2717](https://github.com/Dao-AILab/flash-attention/pull/2717)). A smaller threshold has a
-# price. With 0.75 instead of 4 the forward took 11 % longer at 8,192 keys, on a card that is not named
-# ([vllm-project/flash-attention#166](https://github.com/vllm-project/flash-attention/pull/166)).
-#
-# The next cell computes rows of 8,192 scores whose standard deviation is 1 before they are brought to base 2. Their
-# reference is the maximum of the first 128 keys, which a threshold of 4 leaves as it is in nearly every row. With each
-# row's own maximum, rounding to e4m3 would change the output by 2.6 %. **Predict** by how much it changes where weights
-# are cut off at 448, in percent.
-
-# %%
-predict("19 error of FP8 attention, threshold 4", ..., "%")
-
-# %%
-generator = torch.Generator().manual_seed(0)
-scores = (torch.randn(256, 8192, generator=generator) * math.log2(math.e) * 64).round() / 64
-value = torch.randn(8192, 16, generator=generator).to(torch.float8_e4m3fn)
-exact = torch.softmax(scores.double() * math.log(2), dim=1) @ value.double()
-
-
-def off_by(out):
-    return float(100 * (out - exact).norm() / exact.norm())
-
-
-lagging = scores[:, :128].amax(dim=1, keepdim=True)
-weights = torch.exp2(scores - lagging + 8)
-cut = weights.clamp(max=448).to(torch.float8_e4m3fn).float()
-error = off_by(cut @ value.float() / weights.sum(dim=1, keepdim=True))
-print(f"{(weights > 448).sum(dim=1).float().mean():.1f} of 8,192 weights of a row are cut off")
-measured("19 error of FP8 attention, threshold 4", error, "%")
-
-# %% [markdown]
-# Only a few weights of a row are cut off, but they are its largest. In the exercise your function takes the threshold
-# that it is asked for only as far as the format allows.
-
-# %%
-# Exercise 19.4 · The head room of FP8
-def head_room(dtype: torch.dtype, shift: int) -> float:
-    """By how much, in base 2, a score may exceed its row's reference, so that its weight still fits in the format.
-
-    dtype: torch.float8_e4m3fn or torch.float8_e5m2. shift: a whole number, 0 to 8, for e5m2 to 15.
-    Returns: the largest x, a Python float, for which 2^(x + shift) is not above the format's largest number.
+    l2_bytes: the size of the cache, 1 … 2³².
+    tokens, head_dim: the keys and the values of a key head have so many rows and columns, at least 1. Their numbers
+        have 16 bits.
+    group: 1 … 128. Query heads 0 … group - 1 share the first key head, the next `group` query heads the second one, and
+        so on. What they share lies in the cache once.
+    Returns: the largest power of two n for which all keys and values of query heads 0 … n - 1 fit, a Python int. It is
+    1 if not even those of one key head fit.
     """
     # BEGIN SOLUTION
-    return math.log2(torch.finfo(dtype).max) - shift
+    heads = l2_bytes // (2 * tokens * head_dim * 2) * group
+    return 1 << (max(1, heads).bit_length() - 1)
     # END SOLUTION
 
 
-def fp8_attention(
-    scores: torch.Tensor, value: torch.Tensor, dtype: torch.dtype, shift: int, threshold: float, block: int
-) -> torch.Tensor:
-    """The output of attention from its scores, with weights that are rounded to 8 bits.
+def tile_at(number: int, heads: int, tiles: int, section: int) -> tuple[int, int]:
+    """The tile of queries that comes at this place of the list, counted from 0.
 
-    scores: float32 [rows, keys] in base 2: the weights are powers of 2, not of e. They are whole multiples of 1/64
-        between -10⁴ and 10⁴, so their differences are exact, and no weight lies half way between two codes.
-    value: [keys, dim], of the dtype float8; its numbers are finite. Rows, keys and dim are at least 1 of each, and both
-        tensors are contiguous.
-    dtype: torch.float8_e4m3fn or torch.float8_e5m2. shift: as above. threshold: 0 to 16, a multiple of 1/64.
-    block: the number of keys in a block, at least 1. It need not divide the keys: the last block may have fewer.
-    Returns: float32 [rows, dim]. Each row goes by itself through the blocks of keys, in ascending order. Its reference
-    starts as its maximum over the first block. If its maximum over a later block exceeds the reference by more than
-    min(threshold, head room), that maximum becomes the reference, and the row's sum and output are multiplied by
-    2^(old - new). Else the reference stays. Weights are 2^(score - reference + shift) in float32. The row's sum adds
-    them as they are. The products with value take them rounded to dtype, and are added up in float32. The result is
-    output / sum.
+    The heads are cut into sections: the first `section` heads, the next, and so on. The last section has the heads that
+    are left, so it may have fewer. In a section the last row of each of its heads comes first, from the section's first
+    head to its last. Then comes the row before, in the same way, down to row 0. Then comes the next section.
+
+    number: 0 … heads · tiles - 1.
+    heads, tiles, section: at least 1. A head has the rows 0 … tiles - 1. The section may be larger than heads. There
+        may be 2⁴⁰ tiles, so do not loop over tiles, rows, heads or sections.
+    Returns: (head, row), a tuple or list of two Python ints.
     """
     # BEGIN SOLUTION
-    limit = min(threshold, head_room(dtype, shift))
-    reference = scores[:, :block].amax(dim=1)
-    total = torch.zeros_like(reference)
-    out = torch.zeros(len(scores), value.shape[1], device=scores.device)
-    for part, values in zip(scores.split(block, dim=1), value.split(block)):
-        largest = part.amax(dim=1)
-        renewed = torch.where(largest > reference + limit, largest, reference)
-        rescale = torch.exp2(reference - renewed)
-        weights = torch.exp2(part - renewed[:, None] + shift)
-        total = total * rescale + weights.sum(dim=1)
-        out = out * rescale[:, None] + weights.to(dtype).float() @ values.float()
-        reference = renewed
-    return out / total[:, None]
+    first = number // (section * tiles) * section
+    width = min(section, heads - first)
+    place = number - first * tiles
+    return first + place % width, tiles - 1 - place // width
     # END SOLUTION
 
 
 # %%
-best_head_room, best_fp8_attention = check("19.4", head_room, fp8_attention).best
+best_makespan, best_heads_at_once, best_tile_at = check("19.6", makespan, heads_at_once, tile_at).best
 
 # %% [markdown]
-# With your function the threshold of 4 does no harm, because in e4m3 it acts as 0.807. Its error is that of rounding
-# to three bits of mantissa, as with a threshold of 0.
+# The next cell compares a plain grid, sections, and the longest first over all heads. A tile of row $r$ reads $r + 1$
+# blocks.
 
 # %%
-for threshold in (0.0, 0.75, 4.0):
-    out = best_fp8_attention(scores, value, torch.float8_e4m3fn, 8, threshold, 128)
-    print(f"threshold {threshold:<5} error {off_by(out):.1f} %")
+L2_BYTES, SLOTS = 50 << 20, 132
+
+
+def order_in_sections(heads, tiles, section):
+    return [best_tile_at(number, heads, tiles, section) for number in range(heads * tiles)]
+
+
+print(f"{'heads, tokens':>14}{'section':>9}{'even share':>12}{'plain grid':>12}{'sections':>10}{'all heads':>11}")
+for heads, tokens in ((16, 4096), (16, 16384), (64, 8192)):
+    tiles, section = tokens // 128, best_heads_at_once(L2_BYTES, tokens, 128, 1)
+    grid = best_makespan([row + 1 for _ in range(heads) for row in range(tiles)], SLOTS)
+    ends = [best_makespan([row + 1 for _, row in order_in_sections(heads, tiles, size)], SLOTS)
+            for size in (section, heads)]
+    even = heads * tiles * (tiles + 1) / 2 / SLOTS
+    print(f"{f'{heads}, {tokens:,}':>14}{section:>9}{even:>12.1f}{grid:>12}{ends[0]:>10}{ends[1]:>11}")
+    if tokens == 4096:
+        shown = measured("19 end of a plain grid", grid, "blocks")
+print(shown)
+
+# %%
+from course_lib.figures.sparse.loads import draw_loads
+from course_lib.hardware.schedule import scheduled
+
+HEADS, TILES, FEW_SLOTS = 4, 8, 7
+orders = {
+    "head by head, as a grid starts them": [(head, row) for head in range(HEADS) for row in range(TILES)],
+    "sections of two heads": order_in_sections(HEADS, TILES, 2),
+}
+plans = {name: scheduled([row + 1 for _, row in tiles], FEW_SLOTS) for name, tiles in orders.items()}
+owners = {name: [head for head, _ in tiles] for name, tiles in orders.items()}
+draw_loads(plans, FEW_SLOTS, "blocks of keys (dashed: an even share)", owners)
+
+# %% [markdown]
+# The picture has four heads of eight tiles, a colour for each, on seven slots. The plain grid ends at 25, because the
+# longest tiles of the last head start late. In sections the short tiles come last, and the end is at 21.
+#
+# With 16 heads of 4,096 tokens the plain grid ends at 85 blocks, a third after the even share, and the sections end at
+# 65. With 64 heads of 8,192 tokens each slot runs many tiles, so a long one at the end costs only 4 %. On an H200 the
+# authors of [FlashAttention-4](https://arxiv.org/abs/2603.05451) measured a gain of 4 to 8 % with a key head for each
+# query head, and of 7 to 14 % with one for all. This model does not show what sections save in the cache.
+
+# %% [markdown]
+# ## Four bits with scales · deeper
+#
+# A B200 multiplies numbers of four bits twice as fast as numbers of eight bits. Their format is called *e2m1*: a sign,
+# two bits of exponent and one of mantissa. It has the sizes 0, 0.5, 1, 1.5, 2, 3, 4 and 6, and no others. So each block
+# of neighbours in a row has a *scale*, by which its codes are multiplied. There are two formats:
+#
+# | | block | scale of a block | further scale | bits a number |
+# |---|---|---|---|---|
+# | **MXFP4** | 32 | $2^e$; one byte holds $e + 127$ | | 4 + 8/32 = 4.25 |
+# | **NVFP4** | 16 | an 8-bit float, e4m3 | one float32 for a tensor or a row | 4 + 8/16 = 4.5 |
+#
+# **MXFP4.** The largest number $L$ of a block must not exceed 6 scales, or it is cut. So $e$ is
+# $\log_2(L / 6)$, rounded *up*. If $L$ is 6.5, then $e$ is 1. The scale is 2, $L$ becomes 3.25, and the nearest code is
+# 3, which stands for 6. With $L = 10$ it becomes 5, halfway between 4 and 6. Of two neighbours at the same distance
+# the one with the even code is taken: 4 has code 6 and 6 has code 7, so it is 4.
+#
+# The text of the standard takes $\lfloor \log_2 L \rfloor - 2$ instead. That lets $L$ be almost 8 scales, and what
+# exceeds 6 is cut. A project that compared both rules on one model measured a perplexity of 23.54 with the standard's
+# and 22.50 with rounding up ([trinity#694](https://github.com/gHashTag/trinity/pull/694)). AMD's kernel library
+# moved from the first rule to the second because it had cut the largest number of 37 % of the blocks
+# ([aiter#3212](https://github.com/ROCm/aiter/pull/3212)). MLX rounded $e$ to the nearest whole number in its MX
+# formats. In its 8-bit one, a test with 512 blocks had 243 whose largest number was cut, by up to 29 %
+# ([mlx#4353](https://github.com/ml-explore/mlx/pull/4353)).
+#
+# **NVFP4.** An e4m3 number has all three bits of its mantissa from $2^{-6}$ up to its largest, 448. To use this range,
+# a further scale divides all numbers first, so that the block with the largest one gets the scale 448. Each block's
+# scale is then rounded to the nearest e4m3 number. That may make it too small by a seventeenth, so $L$ can be 6.375
+# scales, which becomes 6. A model's weights have one further scale for the whole tensor. In attention each row has one,
+# and the next section shows why.
+#
+# Rounding up has a price too: $L$ then lies anywhere between 3 and 6 scales, while NVFP4 puts it near 6. After the
+# exercise, a cell quantises 256 rows of 1,024 normal random numbers in both formats. **Predict** how many times as
+# large the error of MXFP4 is as that of NVFP4.
+
+# %%
+predict("19 error of MXFP4 over NVFP4", ..., "times")
+
+# %%
+# Exercise 19.7 · Four bits with scales
+def to_codes(numbers: torch.Tensor) -> torch.Tensor:
+    """Numbers, already divided by their scale, as codes of four bits, two in a byte.
+
+    numbers: float32 [rows, columns], contiguous, at least 1 row. columns is even, at least 2. At most 100 in size.
+    Returns: uint8 [rows, columns / 2]. Byte i of a row has the code of number 2i in its low four bits, and that of
+    number 2i + 1 in its high four bits. The lower three bits of a code, 0 … 7, say which of the sizes 0, 0.5, 1, 1.5,
+    2, 3, 4, 6 is nearest to the number's. Exactly halfway between two of them it is the even one of both codes; beyond
+    6 it is 7. The fourth bit is 1 for negative numbers. What becomes 0 may have either sign.
+    """
+    # BEGIN SOLUTION
+    sizes = numbers.abs()[..., None]
+    smaller_is_even, larger_is_even = torch.tensor([0.25, 1.25, 2.5, 5.0]), torch.tensor([0.75, 1.75, 3.5])
+    codes = (sizes > smaller_is_even).sum(-1) + (sizes >= larger_is_even).sum(-1)
+    codes += 8 * (numbers < 0)
+    return (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8)
+    # END SOLUTION
+
+
+def to_mxfp4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers in MXFP4.
+
+    x: float32 [rows, columns], contiguous. At least 1 row; columns is a multiple of 32, at least 32. Each number is 0
+        or between 1e-30 and 1e30 in size.
+    Returns: (codes, exponents), uint8 [rows, columns / 2] and uint8 [rows, columns / 32]. Block i of a row are its
+    numbers 32 · i … 32 · i + 31. The byte of its exponent is e + 127, where e is the smallest whole number for which
+    the block's largest magnitude is at most 6 · 2^e. It is 0 if all numbers of the block are 0. The codes are those of
+    the numbers divided by 2^e, as in to_codes.
+    """
+    # BEGIN SOLUTION
+    blocks = x.unflatten(-1, (-1, 32))
+    exponents = torch.log2(blocks.abs().amax(dim=-1) / 6).ceil().clamp(min=-127)
+    codes = to_codes((blocks / torch.exp2(exponents)[..., None]).flatten(-2))
+    return codes, (exponents + 127).to(torch.uint8)
+    # END SOLUTION
+
+
+def to_nvfp4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Numbers in NVFP4, with a scale for each row.
+
+    x: as in to_mxfp4.
+    Returns: (codes, scales, row_scales), uint8 [rows, columns / 2], float8_e4m3fn [rows, columns / 16] and float32
+    [rows]. A row's scale is its largest magnitude / (448 · 6), or 1 for a row of zeros. Block i of a row are its
+    numbers 16 · i … 16 · i + 15. The block's scale is its largest magnitude / 6 / the row's scale, or 2^-6 if that is
+    larger, rounded to the nearest e4m3 number. The codes are those of the numbers divided by both scales, the block's
+    as it was rounded. All of this in float32.
+    """
+    # BEGIN SOLUTION
+    blocks = x.unflatten(-1, (-1, 16))
+    largest = x.abs().amax(dim=-1)
+    row_scales = torch.where(largest > 0, largest / (448 * 6), 1.0)
+    scales = (blocks.abs().amax(dim=-1) / 6 / row_scales[:, None]).clamp(min=2**-6).to(torch.float8_e4m3fn)
+    codes = to_codes((blocks / (scales.float() * row_scales[:, None])[..., None]).flatten(-2))
+    return codes, scales, row_scales
+    # END SOLUTION
+
+
+# %%
+best_to_codes, best_to_mxfp4, best_to_nvfp4 = check("19.7", to_codes, to_mxfp4, to_nvfp4).best
+
+# %%
+SIZES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def restored(codes, scales):
+    """What codes stand for, with a scale for each block, whatever its width."""
+    halves = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2).long()
+    numbers = SIZES[halves & 7] * (1 - (halves >> 3) * 2)
+    return numbers * scales.repeat_interleave(numbers.shape[1] // scales.shape[1], dim=1)
+
+
+def from_mxfp4(codes, exponents):
+    return restored(codes, torch.exp2(exponents.float() - 127))
+
+
+def from_nvfp4(codes, scales, row_scales):
+    return restored(codes, scales.float() * row_scales[:, None])
+
+
+def root_mean_square(x):
+    return x.square().mean().sqrt().item()
+
+
+numbers = torch.randn(256, 1024, generator=torch.Generator().manual_seed(0))
+mx = root_mean_square(from_mxfp4(*best_to_mxfp4(numbers)) - numbers)
+nv = root_mean_square(from_nvfp4(*best_to_nvfp4(numbers)) - numbers)
+print(f"MXFP4 {100 * mx:.1f} %, NVFP4 {100 * nv:.1f} % of the numbers' own size")
+measured("19 error of MXFP4 over NVFP4", mx / nv, "times")
+
+# %% [markdown]
+# ## Attention in four bits · deeper
+#
+# Both products of attention can run in four bits. SageAttention3 does so in NVFP4
+# ([arXiv 2505.11594](https://arxiv.org/abs/2505.11594)), and two of its steps make it work.
+#
+# **The mean key is subtracted.** A few channels of the keys are large in every token, so they set the scales of their
+# blocks, and little is left for what differs from token to token. Let $\bar k$ be the mean of all keys of a head. With
+# $k_j - \bar k$ in place of $k_j$, each score of query $q$ becomes smaller by $q \cdot \bar k$. This is the same number
+# for the whole row, and a softmax does not change if a constant is subtracted from its row. The values' mean must stay:
+# the weights of a row add up to 1, so $V - \bar v$ would take $\bar v$ off the output.
+#
+# **Each row of weights has a scale.** Weights lie between 0 and 1, and with 4,096 keys many are near 1/4,096. The scale
+# of such a block, 1 / 4,096 / 6, is far below e4m3's smallest. Without a further scale it becomes $2^{-6}$, and all of
+# the block's codes are 0. With the row's scale, the largest weight of each row lies at 448 · 6. The developer of an
+# inference engine had measured this collapse and planned both steps as the cure
+# ([imp#846](https://github.com/kekzl/imp/issues/846)). With both built, the quality was still judged too low at a
+# language model's context lengths ([imp#868](https://github.com/kekzl/imp/pull/868)).
+#
+# The next cell runs attention with 4,096 keys, four of whose 64 channels are large. It rounds both operands of both
+# products to NVFP4 and restores them. **Predict** the error without a row scale of the weights, in percent of the
+# output's size.
+
+# %%
+predict("19 error without a row scale", ..., "%")
+
+# %%
+def in_nvfp4(x):
+    return from_nvfp4(*best_to_nvfp4(x))
+
+
+def without_row_scale(weights):
+    """The same with all row scales 1: each row gets one more block, whose largest number is 448 · 6."""
+    more = torch.zeros(len(weights), 32)
+    more[:, 0] = 448.0 * 6
+    return in_nvfp4(torch.cat((weights, more), dim=1))[:, : weights.shape[1]]
+
+
+def attention(query, key, value, of_operands, of_weights):
+    scores = of_operands(query) @ of_operands(key).T / math.sqrt(query.shape[1])
+    weights = torch.exp(scores - scores.amax(dim=1, keepdim=True))
+    weights = weights / weights.sum(dim=1, keepdim=True)
+    return of_weights(weights) @ of_operands(value.T.contiguous()).T
+
+
+generator = torch.Generator().manual_seed(1)
+query, key, value = (torch.randn(rows, 64, generator=generator) for rows in (128, 4096, 4096))
+key[:, ::16] += 20
+value += 0.5
+exact = attention(query, key, value, lambda x: x, lambda x: x)
+outputs = {
+    "as they come": attention(query, key, value, in_nvfp4, in_nvfp4),
+    "K's mean off": attention(query, key - key.mean(0), value, in_nvfp4, in_nvfp4),
+    "K's and V's mean off": attention(query, key - key.mean(0), value - value.mean(0), in_nvfp4, in_nvfp4),
+    "K's mean off, no row scale": attention(query, key - key.mean(0), value, in_nvfp4, without_row_scale),
+}
+errors = {name: 100 * root_mean_square(output - exact) / root_mean_square(exact) for name, output in outputs.items()}
+for name, error in errors.items():
+    print(f"{name:<28}{error:>6.1f} %")
+measured("19 error without a row scale", errors["K's mean off, no row scale"], "%")
