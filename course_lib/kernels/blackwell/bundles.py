@@ -1,4 +1,4 @@
-"""What the warps of the Blackwell kernel hand each other in bundles, so that each field has its name where it is used."""
+"""What the warps of the Blackwell kernel hand each other in bundles, so that each field has a name where it stands."""
 
 from course_lib.kernels.blackwell.names import tensor_memory_descriptor
 from course_lib.kernels.gluon.names import aggregate, gl, gluon

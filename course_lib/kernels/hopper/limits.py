@@ -11,11 +11,12 @@ def hopper_refusal(query, key, value) -> Refusal | None:
     return machine_refusal(query.device) or input_refusal(query, key, value)
 
 
-def input_refusal(query, key, value) -> Refusal | None:
-    """What about the inputs the Hopper kernel cannot take, though the portable one can; None if nothing."""
+def input_refusal(query, key, value, generation: str = "Hopper") -> Refusal | None:
+    """What about the inputs this generation's kernel cannot take, though the portable one can; None if nothing."""
     if query.dtype not in HOPPER_DTYPES:
         return Refusal(
-            ValueError, f"query has dtype {query.dtype}; the Hopper kernel takes torch.float16 and torch.bfloat16."
+            ValueError,
+            f"query has dtype {query.dtype}; the {generation} kernel takes torch.float16 and torch.bfloat16.",
         )
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.data_ptr() % COPY_ENGINE_BYTES:
