@@ -156,10 +156,10 @@ choose_share("B200", 64)
 #
 # **Rounding down by an addition.** `tl.floor` and `.to(tl.int32)` run on the exponential unit too. But a float32 from
 # 1024 to 2048 has 10 bits of its mantissa before the point, and 13 behind it. So add 1536 to $x$, read the bits, and
-# clear the last 13. Take $x = -2.7$. The sum is 1533.3, and with 13 bits cleared it is 1533. Subtract 1536, and you
-# have $\lfloor x \rfloor = -3$ and $f = 0.3$, of which the polynomial makes 1.2311. Now shift the cleared bits left by
-# 10. All that belongs to 1536 falls out at the top, and $-3$ stands where a float32 has its exponent. Added to the bits
-# of 1.2311, it gives $1.2311 / 8 = 0.1539$, which is $2^{-2.7}$.
+# clear the last 13. That rounds down, because the sum is positive. Take $x = -2.7$. The sum is 1533.3, and with 13 bits
+# cleared it is 1533. Subtract 1536, and you have $\lfloor x \rfloor = -3$ and $f = 0.3$, of which the polynomial makes
+# 1.2311. Now shift the cleared bits left by 10. All that belongs to 1536 falls out at the top, and $-3$ stands where a
+# float32 has its exponent. Added to the bits of 1.2311, it gives $1.2311 / 8 = 0.1539$, which is $2^{-2.7}$.
 #
 # **The lower end.** Masked scores are $-\infty$, and $-\infty - (-\infty)$ is NaN. Also, no float32 has an exponent
 # below $-127$. A trading library did not look at that: its `exp` gave $-\infty$ for an exponent of $-128$
