@@ -110,7 +110,6 @@ def lazy_cases(draw):
     def case(name, scores="ordinary", metered=False, **choices):
         return Case(name, made(draw, scores=scores, **choices), metered=metered)
 
-    half = torch.float16
     cases = [
         case("16 × 16, one block", keys=16),
         case("4 blocks that climb by 7.9", LESS),
@@ -123,8 +122,8 @@ def lazy_cases(draw):
         case("threshold 3, 20 keys, scores near −10,000", LOW, threshold=3.0, keys=20),
         case("scores of ±10,000", "±10,000"),
         case("1 row, 1 key", rows=1, keys=1),
-        case("float16, 512 of 528 keys score 7.9 more", ONCE, keys=528, block_keys=128, values=30.0, dtype=half),
-        case("float16, scores of ±10,000", "±10,000", keys=48, dtype=half),
+        case("float16, 512 keys of 528 rise", ONCE, keys=528, block_keys=128, values=30.0, dtype=torch.float16),
+        case("float16, scores of ±10,000", "±10,000", keys=48, dtype=torch.float16),
         case("40 rows, 70 keys, bytes counted", rows=40, keys=70, dim=32, block_keys=32, metered=True),
     ]
     if draw.bfloat16:

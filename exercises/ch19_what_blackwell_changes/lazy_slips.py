@@ -39,6 +39,7 @@ CHANGES = (
         "to the kept one: decide first, then compute the weights.",
         weights_of_the_new_maximum=(FROM, f"scores - {LARGER}[..., None]"),
         weights_of_the_new_maximum__own=(FROM, "scores - largest[..., None]")),
+    *edits("The weights are made from the old reference.", old_reference_in_weights=(FROM, "scores - old[..., None]")),
     *edits("Each row decides by itself. If any row of the tile exceeds the threshold, all of its rows are rescaled.",
         each_row_by_itself=(RENEWED, "torch.where(grown, largest, old)"),
         each_row_by_itself__counted=(RENEWED, "torch.where(grown, largest, old)", COUNT, "count + grown.sum(-1)")),

@@ -34,6 +34,10 @@ WRONG = {
     # ROCm/rocm-libraries#6498: the weights belong to the new maximum, sum and output to the old one.
     "weights_of_the_new_maximum": wrong((WEIGHTS, "tl.exp2(scores - tl.maximum(reference, largest)[:, None])")),
     "weights_of_the_new_maximum__own": wrong((WEIGHTS, "tl.exp2(scores - largest[:, None])")),
+    "old_reference_in_weights": wrong(
+        (f"        weights = {WEIGHTS}\n", ""),
+        ("        if must > 0:\n", f"        weights = {WEIGHTS}\n        if must > 0:\n"),
+    ),
     "each_row_by_itself": wrong((IF, ROWS)),
     "each_row_by_itself__counted": wrong((IF, ROWS), ("tl.max(((", "tl.sum(((")),
     "rows_counted": wrong(("tl.max(((", "tl.sum(((")),
