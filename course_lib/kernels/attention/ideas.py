@@ -44,7 +44,7 @@ from course_lib.kernels.attention.reference import visible_keys
 from course_lib.kernels.attention.tiles import INTERPRETER_TILES, candidate_tiles
 from course_lib.kernels.common.attention_checks import check_attention_inputs
 from course_lib.kernels.common.exponentials import PERIOD, exp2_polynomial
-from course_lib.kernels.common.machine import architecture_of
+from course_lib.kernels.common.machine import TRITON, architecture_of
 from course_lib.kernels.common.numbers import FLOAT32_PRECISION
 from course_lib.kernels.common.signatures import KINDS, signature_of
 from course_lib.kernels.common.softmax import PAPERS_THRESHOLD, check_threshold, finish_rows, scale_in_log2
@@ -283,8 +283,7 @@ def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate: causal, all ideas off and all on, and each alone where they run fastest."""
     off: dict = {}
     on = {"threshold": PAPERS_THRESHOLD, "share": 8, "order": "*i32", "counted": "*i32"}
-    version = tuple(int(number) for number in triton.__version__.split(".")[:2])
-    on_blackwell = on if version >= BRANCHES_ON_BLACKWELL else {**on, "threshold": 0.0}
+    on_blackwell = on if TRITON >= BRANCHES_ON_BLACKWELL else {**on, "threshold": 0.0}
     sixteen_bits = [(arch, 128, torch.bfloat16, off) for arch in (80, 90, 100)]
     sixteen_bits += [(arch, 128, torch.bfloat16, ideas) for arch, ideas in ((80, on), (90, on), (100, on_blackwell))]
     sixteen_bits += [(90, 64, torch.bfloat16, ideas) for ideas in (off, on)]
