@@ -17,7 +17,7 @@ def rescale_output(output, factors):
 
 
 @gluon.jit
-def correct_outputs(outputs, lse_rows, buffers, columns, barriers, place, query_length, blocks):
+def correct_outputs(outputs, lse_pointer, buffers, columns, barriers, place, sizes, blocks):
     """The correction group: before each output product the rescaling, if any row asks for it; after all, the division.
 
     A factor of 1 leaves its row as it is. A tile is touched only if one of its rows has another.
@@ -39,10 +39,11 @@ def correct_outputs(outputs, lse_rows, buffers, columns, barriers, place, query_
         total = buffers.totals.index(tile).load(ROWS)  # [128]
         total = gl.where(total == 0.0, 1.0, total)  # of a row that saw no key the output is 0
         share = 1.0 / total
-        if lse_rows is not None:
+        if lse_pointer is not None:
             rows = first_query + tile * TILE_ROWS + gl.arange(0, TILE_ROWS, layout=ROWS)  # [128]
             log_sum_exp = (buffers.references.index(tile).load(ROWS) + gl.log2(total)) * LN_2
-            gl.store(lse_rows + rows, log_sum_exp, mask=rows < query_length)
+            lse_row = lse_pointer + (batch_index * sizes.query_heads + head).to(gl.int64) * sizes.query_length
+            gl.store(lse_row + rows, log_sum_exp, mask=rows < sizes.query_length)
         mbarrier.wait(barriers.output_ready.index(tile), 0)
         finished = buffers.queries.index(tile)  # no product reads the queries any more: their tile takes the output
         for start in gl.static_range(0, HEAD_DIM, CHUNK):

@@ -1,64 +1,66 @@
-"""Nothing has run this on a Blackwell yet. FlashAttention, forward, for B200: tensor memory, and warps with one task.
+"""Nothing has run this on a Blackwell. FlashAttention, forward, for B200: tensor memory, and warps with one task each.
 
-It was compiled for sm_100 with Triton 3.6 and 3.9, its machine code was read, and its source was played on a CPU, in
-thousands of orders of events (`tests/kernels/blackwell/`). No dispatch chooses it. What it takes on a GPU is unknown.
+It is compiled for sm_100 with Triton 3.6 to 3.9. Its machine code was read. Its own source was played on a CPU, in many
+orders of events (`tests/kernels/blackwell`). No dispatch chooses it, and how fast it is nobody knows.
 
-A B200 has matrix units twice as fast as those of an H100, and the same 16 exponentials a cycle on each multiprocessor.
-So they decide, and everything here keeps their unit busy, or spares it work. A program takes 256 queries of a head, in
-two tiles of 128. While one tile's products run, the other tile's exponentials are taken:
+A B200 multiplies matrices twice as fast as an H100, and takes exponentials no faster: 16 a cycle on a multiprocessor.
+They have become the bottleneck, so this kernel keeps the exponential unit busy and spares it work. A program takes 256
+queries of one head, in two tiles of 128. While the products of one tile run, the exponentials of the other are taken.
+Each group of warps has one task:
 
-    load          1 warp      asks the copy engine (TMA) for tiles of Q, K and V, as buffers fall free
-    products      1 warp      starts S = Q Kᵀ and O += P V of both tiles; the tensor cores run them, in order
-    softmax       2 × 4       the weights P of one tile each; a thread has a row, so no maximum crosses threads
-    correction    4           multiplies O where a reference moved, and hands the finished tiles to the copy engine
+    load          1 warp       asks the copy engine (TMA) for tiles of Q, K and V as buffers fall free
+    products      1 warp       starts S = Q Kᵀ and O += P V of both tiles; the tensor cores run them one by one
+    softmax       2 × 4 warps  one tile each: scores S in, weights P out; a thread has a row
+    correction    4 warps      multiplies O when a row's reference moves; at the end divides it and hands it to TMA
 
-The product warp starts S₀ and S₁ of the first block of keys. Then for each block: O₀, S₀ of the next, O₁, S₁ of the
-next. Products take their results from and to tensor memory, 128 lanes of 512 columns of 4 bytes, all of it used here:
+The product warp starts S₀ and S₁ of the first block of keys. Then, for each block, it starts O₀, S₀ of the next block,
+O₁, and S₁ of the next block. Scores, weights and outputs live in tensor memory: 128 lanes, one for each query, of 512
+columns of 4 bytes. At head dimension 128 all are in use; at 64 the outputs end at column 383:
 
-    column  0 … 127    S₀, and P₀ in the first half of it: 16 bits a weight, written when S₀ has been read
-          128 … 255    S₁ and P₁
-          256 … 383    O₀ (at head dimension 64: 256 … 319)
-          384 … 511    O₁ (at head dimension 64: 320 … 383)
+    columns    0 … 127   S₀, float32. P₀, 16 bits, lies in the first half of them once S₀ has been read
+             128 … 255   S₁, and P₁ likewise
+             256 … 383   O₀, float32
+             384 … 511   O₁
 
-Who tells whom, through barriers in shared memory, and of what:
+The groups meet at barriers in shared memory, one for each tile or buffer:
 
-    query_ready, key_ready, value_ready    copy engine -> products        the tile is there
-    key_free, value_free                   S₁, O₁ -> load                 the second tile's product was the last reader
-    scores_ready                           S -> its softmax
-    factors_ready                          softmax -> correction          what each row of O is multiplied by
-    weights_ready                          softmax -> products            P stands over S
-    corrected                              correction -> products         O may grow by this block
-    output_ready, totals_ready             last O, softmax -> correction  the tile can be finished
+    barrier                               who completes it       who waits for it
+    query_ready, key_ready, value_ready   the copy engine        products
+    key_free, value_free                  the product S₁, O₁     load
+    scores_ready                          the product S          softmax
+    factors_ready                         softmax                correction: what to multiply the rows of O by
+    weights_ready                         softmax                products
+    corrected                             correction             products
+    output_ready, totals_ready            the last O, softmax    correction: the tile can be finished
 
-Three things need no barrier. The next S is written over P, and P may still be read: but both products come from one
-warp, and run in order. A block's factors replace those of the block before: but S of this block was started after
-`corrected` of that one. O is multiplied while the block before is added to it: no, S of this block is ready, and the
-products before it are over.
+Three things need no barrier of their own. The next scores overwrite weights that a product may still read; but one warp
+starts both products, and the tensor cores run them in order. A block's factors overwrite those of the block before; but
+its scores were started only after `corrected` of that block. The correction group multiplies O while a product could
+still add to it; but the scores of this block are ready, and that product was started before theirs.
 
-**Lazy rescaling.** A row's scores are measured from a reference, and any will do as long as nothing overflows. Here it
-moves when a block exceeds it by more than THRESHOLD = 8 in units of log 2; weights reach 2⁸ at most, the sums are in
-float32, and the division at the end cancels it. A tile in which no row moved is not touched, which with usual inputs is
-most of them. `meaning.py` has it in plain PyTorch.
+**Lazy rescaling.** What is subtracted from a row's scores, its reference, need not be their maximum: the division at
+the end cancels it. So a reference moves only when a block exceeds it by more than 8 in units of log 2. A weight is then
+at most 2⁸, which 16-bit numbers hold. If no row of a tile moves, the correction group leaves its output alone.
+`meaning.py` says the same in plain PyTorch.
 
-**Exponentials by multiply-adds.** SHARE of every 32 columns go to the polynomial of `common.exponentials`. For both
-tiles and a block of 128 keys, in cycles of a multiprocessor, from the machine code of the loop without a mask:
+**Exponentials by multiply-adds.** The last 4 of every 32 columns go to the polynomial of `common/exponentials.py`. For
+128 keys and both tiles, in cycles of a multiprocessor, counted in the loop without a mask:
 
-    head dimension   products   exponentials             instructions started
-    128              2048       2048, with SHARE 4 1808  8 · 499 / 4 =  998
-    64               1024       2048, with SHARE 6 1680  8 · 541 / 4 = 1082
+    head dimension   products   exponentials: all by ex2, with the share of 4   instructions started: 8 warps · 499 / 4
+    128              2048       2064                      1808                  998
+    64               1024       2064                      1808                  998
 
-At 64, a share of 12 would balance the last two columns, near 1340. But its temporary values find no registers: from 8
-on the loop spills.
+At head dimension 64 a share of 12 would balance the last two columns, near 1350. But its temporary values find no
+registers: from 6 on the loop spills.
 
-Machine code (sm_100, Triton 3.9; a loop counts once). The softmax loop without a mask: 2 LDTM (tcgen05.ld) of 64
-columns, 1 STTM (tcgen05.st), 113 MUFU.EX2, 92 FFMA2, 84 FADD2, 60 FMNMX3, 64 F2FP. With it: 128 ISETP and 128 FSEL
-more. tcgen05.mma × 48 at head dimension 128 (8 for each product of 128³, in 6 places), × 32 at 64. Registers a thread:
-192 for softmax (200 at 64), 104 for correction (88), 24 for the others. No loop spills; causal kernels set three
-numbers aside before the roles part. PTX asks for tcgen05.fence where tensor memory passes between threads; Triton
-writes none, and waits (tcgen05.wait) before every barrier instead.
+Machine code for sm_100 (Triton 3.9, a loop counted once). The loop without a mask: 2 LDTM of 64 columns (tcgen05.ld),
+1 STTM (tcgen05.st), 113 MUFU.EX2, 92 FFMA2, 84 FADD2, 60 FMNMX3, 64 F2FP. A mask adds 128 ISETP and 128 FSEL. There are
+48 tcgen05.mma at head dimension 128, 8 for each of 6 products, and 32 at 64. A thread has 192 registers for softmax,
+104 for correction, 24 for the rest. No loop spills. PTX asks for a tcgen05.fence on both sides of a barrier that passes
+tensor memory on; Triton writes none, but waits for loads and stores (tcgen05.wait) before the barrier.
 
-FLOPs and bytes: as for `flash_attention`. Under a causal mask both tiles go through the blocks that the second needs,
-half a block a tile for nothing.
+FLOPs and bytes are those of `flash_attention`. Under a causal mask the first tile, too, goes through the blocks of the
+second: one block in each program is hidden from it whole.
 
 Source: FlashAttention-4, arXiv 2603.05451.
 """
@@ -129,8 +131,7 @@ def flash_attention_blackwell_kernel(
     HEAD_DIM: gl.constexpr = keys.block_type.shape[3]
     sizes = Sizes(batch, query_heads, heads_per_key_head, query_length, key_length, heads_at_once)
     place = tile_of(gl.program_id(0), sizes, 2 * TILE_ROWS)
-    batch_index, head, first_query = place
-    row = (batch_index * query_heads + head).to(gl.int64) * query_length
+    _batch_index, head, first_query = place
     blocks = gl.cdiv(key_length, BLOCK_N)
     if keys_after is not None:
         last_position = gl.minimum(first_query + 2 * TILE_ROWS, query_length) - 1 + key_length - query_length
@@ -144,11 +145,8 @@ def flash_attention_blackwell_kernel(
         scores=allocate_tensor_memory(gl.float32, [2, TILE_ROWS, BLOCK_N], SCORES),
         outputs=allocate_tensor_memory(gl.float32, [2, TILE_ROWS, HEAD_DIM], OUTPUTS),
     )
-    lse_rows = lse_pointer
-    if lse_pointer is not None:
-        lse_rows += row
     gl.warp_specialize([
-        (correct_outputs, (outputs, lse_rows, buffers, columns, barriers, place, query_length, blocks)),
+        (correct_outputs, (outputs, lse_pointer, buffers, columns, barriers, place, sizes, blocks)),
         (weigh_scores, (buffers, columns, barriers, first_query, query_length, key_length, keys_after,
                         blocks, scale_log2, 0, THRESHOLD, DEGREE, SHARE)),
         (weigh_scores, (buffers, columns, barriers, first_query, query_length, key_length, keys_after,
@@ -208,21 +206,22 @@ def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate."""
     return [
         compile_case(64, "fp16"),
-        compile_case(64, "bf16", keys_after="i32", max_spill_bytes=CAUSAL_SPILLS),
-        compile_case(128, "bf16"),
+        compile_case(64, "bf16", lse_pointer="*fp32", keys_after="i32", max_spill_bytes=CAUSAL_SPILLS),
+        compile_case(128, "bf16", lse_pointer="*fp32"),
         compile_case(128, "fp16", keys_after="i32", max_spill_bytes=CAUSAL_SPILLS),
     ]
 
 
-def compile_case(block_d, kind, keys_after=None, max_spill_bytes=0) -> CompileCase:
+def compile_case(block_d, kind, lse_pointer=None, keys_after=None, max_spill_bytes=0) -> CompileCase:
     """kind: "fp16" or "bf16"."""
     types = {name: descriptor_type(kind, TILE_ROWS.value, block_d) for name in ("queries", "outputs")}
     types |= {name: descriptor_type(kind, KEY_ROWS, block_d) for name in ("keys", "values")}
-    types |= {"lse_pointer": "*fp32", "scale_log2": "fp32"} | dict.fromkeys(SIZES, "i32")
-    types |= {"keys_after": keys_after} if keys_after else {}
-    constants = {"STAGES": STAGES[block_d], **SETTINGS} | ({} if keys_after else {"keys_after": None})
+    types |= {"scale_log2": "fp32"} | dict.fromkeys(SIZES, "i32")
+    given = {"lse_pointer": lse_pointer, "keys_after": keys_after}
+    types |= {name: kind for name, kind in given.items() if kind}
+    constants = {name: None for name, kind in given.items() if kind is None} | {"STAGES": STAGES[block_d], **SETTINGS}
     return CompileCase(
         flash_attention_blackwell_kernel, types, constants, num_warps=4, archs=(100,), instruction="tcgen05",
         max_spill_bytes=max_spill_bytes, options={"maxnreg": START_REGISTERS},
-        label=f"{kind} {block_d} {'causal' if keys_after else 'full'}",
+        label=f"{kind} {block_d} {given}",
     )  # fmt: skip

@@ -38,7 +38,7 @@ def row_sums(weights):
 
 
 @gluon.jit
-def next_reference(block_maximum, reference, THRESHOLD: gl.constexpr):
+def next_references(block_maximum, reference, THRESHOLD: gl.constexpr):
     """(reference, factor for earlier work), both [128], of rows in units of log 2; the reference of no key is -inf.
 
     The reference stays, and the factor is 1, until a block's maximum exceeds it by more than THRESHOLD.

@@ -36,8 +36,8 @@ def weights_over_scores(columns, tile, dtype: gl.constexpr):
     """The columns of a tile's scores as its weights, 16 bits each: [128, BLOCK_N] in the first half of them."""
     scores = columns.scores.index(tile)
     BLOCK_N: gl.constexpr = scores.shape[1]
-    LAYOUT: gl.constexpr = TensorMemoryLayout((TILE_ROWS, BLOCK_N), col_stride=1)
-    return reinterpret_columns(scores.slice(0, BLOCK_N // 2), dtype, [TILE_ROWS, BLOCK_N], LAYOUT)
+    LAYOUT: gl.constexpr = TensorMemoryLayout((TILE_ROWS, 2 * BLOCK_N), col_stride=1)
+    return reinterpret_columns(scores, dtype, [TILE_ROWS, 2 * BLOCK_N], LAYOUT).slice(0, BLOCK_N)
 
 
 @gluon.jit

@@ -4,7 +4,7 @@ from course_lib.kernels.blackwell.parts import (
     TILE_ROWS,
     exp2_of_rows,
     hide_keys,
-    next_reference,
+    next_references,
     row_by_thread,
     row_maximum,
     row_sums,
@@ -28,7 +28,7 @@ def weigh_block(buffers, columns, barriers, step, last_keys, scale_log2, referen
     scores = columns.scores.index(TILE).load(row_by_thread(BLOCK_N))  # [128, BLOCK_N]
     if MASKED:
         scores = hide_keys(scores, last_keys)
-    reference, factor = next_reference(row_maximum(scores) * scale_log2, reference, THRESHOLD)  # [128]
+    reference, factor = next_references(row_maximum(scores) * scale_log2, reference, THRESHOLD)  # [128]
     buffers.factors.index(TILE).store(factor)
     mbarrier.arrive(barriers.factors_ready.index(TILE), count=1)
 
