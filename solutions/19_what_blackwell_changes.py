@@ -685,6 +685,34 @@ draw_roles(events)
 # for a block. There are only 40 ticks of products in that time, so the tensor cores would idle for a third of it.
 
 # %% [markdown]
+# **The real kernel.** `course_lib/kernels/blackwell/flash.py` is an attention kernel for a B200, with these roles, this
+# plan and your order of products. It is written in Gluon, a language one level below Triton. Nothing has run it on a
+# Blackwell. But it can be compiled without one, and its source was played on a CPU in many orders of events, as your
+# product warp was. The next cell compiles it for a B200 (sm_100) and counts a few instructions. `tcgen05.mma` starts a
+# product, `tcgen05.ld` and `tcgen05.st` move rows between tensor memory and registers.
+#
+# One such instruction multiplies 128 rows by 128 columns, over 16 numbers of the inner dimension. **Predict** how
+# many `tcgen05.mma` one product $Q K^T$ of 128 × 128 × 128 needs.
+
+# %%
+predict("19 tcgen05.mma of one product", ..., "instructions")
+
+# %%
+from course_lib.kernels.blackwell.flash import compile_cases
+
+(case,) = [case for case in compile_cases() if case.label.startswith("bf16 128")]
+(view,) = compile_many(case.requests())
+started = {"tcgen05.mma": "tcgen05.mma.cta", "tcgen05.ld": "tcgen05.ld.sync", "tcgen05.st": "tcgen05.st.sync"}
+counts = {name: view.ptx.count(words) for name, words in started.items()}
+print(f"{counts}; {view.spill_bytes} bytes of spills")
+measured("19 tcgen05.mma of one product", counts["tcgen05.mma"] // 6, "instructions")
+
+# %% [markdown]
+# The code has six products: the first scores of both tiles, and in the loop the output and the next scores of both.
+# Each is $128 / 16 = 8$ instructions, started by one thread. On a Hopper, four warps would start each product together,
+# and its result would fill their registers.
+
+# %% [markdown]
 # ## Two multiprocessors, one product · deeper
 #
 # The backward pass has another bottleneck. It multiplies five times where the forward multiplies twice (chapter 10),
