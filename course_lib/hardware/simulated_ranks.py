@@ -16,8 +16,9 @@ def play_ranks(program, arguments, order=0, memory=None, buffered=True, dies=Non
             None = yield ("send", to, tensor)
             tensor = yield ("receive", source)
             tensor = yield ("exchange", to, tensor, source)   sends and receives at the same time
-            None = yield ("write", tensor)                    into this rank's own part of the memory that all can read
-            tensor = yield ("read", rank)                     a copy of what a rank's part holds now
+            None = yield ("write", tensor, begin)             into this rank's own part of the memory that all can
+                                                              read, from its number `begin` on, flat
+            tensor = yield ("read", rank, begin, end)         a copy of what a rank's part holds there now, flat
             None = yield ("signal", to, slot)                 one more signal of this rank in the other one's slot
             None = yield ("wait", source, slot)               takes one signal away, and waits for it before
             None = yield ("barrier",)                         until all ranks are there
@@ -26,7 +27,7 @@ def play_ranks(program, arguments, order=0, memory=None, buffered=True, dies=Non
             tensors = yield ("all_to_all", tensors)           one for each rank; what all ranks have for this one
         arguments: of each rank, a list of tuples.
         order: who goes on if several can: "ascending" (the lowest rank), "descending", or the seed of a random order.
-        memory: shape and dtype of each rank's part of the memory; it begins full of NaN.
+        memory: how many numbers each rank's part of the memory has, and their dtype; it begins full of NaN.
         buffered: a send is over at once. If not, it waits until the other rank receives, as large messages may.
         dies: {rank: after how many steps it gives no more}.
         events: a list to which (rank, step's name, other rank or None, bytes) is appended for every step.
@@ -51,10 +52,10 @@ def play_ranks(program, arguments, order=0, memory=None, buffered=True, dies=Non
     received = [0] * count
     channels = {(source, to): deque() for source in range(count) for to in range(count)}
     signals = {}  # (source, to, slot): how many
-    parts = [torch.full(memory[0], float("nan"), dtype=memory[1]) for _ in range(count)] if memory else None
+    parts = [torch.full((memory[0],), float("nan"), dtype=memory[1]) for _ in range(count)] if memory else None
     meetings, joined = [], [0] * count  # the n-th step of all ranks together: {rank: step}; how many each has joined
     pending = [None] * count  # the step that a rank waits in
-    shapes = {"send": 3, "receive": 2, "exchange": 4, "write": 2, "read": 2, "signal": 3, "wait": 3, "barrier": 1,
+    shapes = {"send": 3, "receive": 2, "exchange": 4, "write": 3, "read": 4, "signal": 3, "wait": 3, "barrier": 1,
               "all_reduce": 2, "all_gather": 2, "all_to_all": 2}  # fmt: skip
     together = ("barrier", "all_reduce", "all_gather", "all_to_all")
 
@@ -65,19 +66,22 @@ def play_ranks(program, arguments, order=0, memory=None, buffered=True, dies=Non
         if good:
             others = [step[place] for place in places.get(step[0], ())]
             good = all(hasattr(other, "__index__") and 0 <= other < count for other in others)
-            tensors = {"send": step[2:3], "exchange": step[2:3], "write": step[1:], "all_reduce": step[1:],
+            tensors = {"send": step[2:3], "exchange": step[2:3], "write": step[1:2], "all_reduce": step[1:],
                        "all_gather": step[1:], "all_to_all": step[-1] if step[0] == "all_to_all" else ()}  # fmt: skip
             good = good and all(isinstance(tensor, torch.Tensor) for tensor in tensors.get(step[0], ()))
             good = good and (step[0] != "all_to_all" or len(step[1]) == count)
-            good = good and (step[0] not in ("read", "write") or parts is not None)
+            if good and step[0] in ("read", "write"):
+                whole = parts is not None and all(hasattr(place, "__index__") for place in step[2:])
+                last = step[3] if step[0] == "read" else step[1].numel() + (step[2] if whole else 0)
+                good = whole and 0 <= step[2] <= last <= memory[0]
         if not good:
             parts_of = step if isinstance(step, (tuple, list)) else [step]
             told = tuple(f"tensor {list(part.shape)}" if isinstance(part, torch.Tensor) else part for part in parts_of)
             raise ValueError(
                 f"the step {told!r} of rank {who} does not exist among {count} ranks; allowed are ('send', to, "
-                "tensor), ('receive', source), ('exchange', to, tensor, source), ('write', tensor), ('read', rank), "
-                "('signal', to, slot), ('wait', source, slot), ('barrier',), ('all_reduce', tensor), ('all_gather', "
-                "tensor) and ('all_to_all', a tensor for each rank)"
+                "tensor), ('receive', source), ('exchange', to, tensor, source), ('write', tensor, begin), ('read', "
+                "rank, begin, end), ('signal', to, slot), ('wait', source, slot), ('barrier',), ('all_reduce', "
+                "tensor), ('all_gather', tensor) and ('all_to_all', a tensor for each rank)"
             )
         return tuple(step)
 
@@ -121,12 +125,13 @@ def play_ranks(program, arguments, order=0, memory=None, buffered=True, dies=Non
             note(who, name, step[1], tensor.nbytes)
             return tensor
         if name == "write":
-            parts[who].copy_(step[1])
-            note(who, name, None, parts[who].nbytes)
+            parts[who][step[2] : step[2] + step[1].numel()] = step[1].flatten()
+            note(who, name, None, step[1].nbytes)
         if name == "read":
-            received[who] += parts[step[1]].nbytes if step[1] != who else 0
-            note(who, name, step[1], parts[step[1]].nbytes)
-            return parts[step[1]].clone()
+            copied = parts[step[1]][step[2] : step[3]].clone()
+            received[who] += copied.nbytes if step[1] != who else 0
+            note(who, name, step[1], copied.nbytes)
+            return copied
         if name in ("signal", "wait"):
             key = (who, step[1], step[2]) if name == "signal" else (step[1], who, step[2])
             signals[key] = signals.get(key, 0) + (1 if name == "signal" else -1)

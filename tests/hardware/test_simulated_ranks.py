@@ -6,7 +6,7 @@ import torch
 from course_lib.hardware.simulated_ranks import play_ranks
 
 ORDERS = ("ascending", "descending", *range(20))
-MEMORY = ((3,), torch.float32)
+MEMORY = (3, torch.float32)
 
 
 def numbers(ranks):
@@ -16,12 +16,12 @@ def numbers(ranks):
 def one_shot(rank, ranks, x, rounds=1, before=True, after=True):
     """An all-reduce by reading everybody's numbers, with both of its barriers or without one."""
     for _ in range(rounds):
-        yield ("write", x)
+        yield ("write", x, 0)
         if before:
             yield ("barrier",)
         total = torch.zeros_like(x)
         for other in range(ranks):
-            total += yield ("read", other)
+            total += yield ("read", other, 0, 3)
         if after:
             yield ("barrier",)
         x = total
@@ -133,14 +133,35 @@ def test_signals_are_counted_for_each_sender_and_slot(order):
     assert play_ranks(other_slot, [(), ()], order)["ending"] == "rank 1 waits for a signal of rank 0, which returned"
 
 
-@pytest.mark.parametrize("step", [("sent", 0), ("send", 7, torch.zeros(1)), ("send", 0, 3.0), ("read", 0), ("wait", 0),
-                                  ("all_to_all", [torch.zeros(1)]), None])  # fmt: skip
+@pytest.mark.parametrize("step", [("sent", 0), ("send", 7, torch.zeros(1)), ("send", 0, 3.0), ("read", 0, 0, 1),
+                                  ("wait", 0), ("all_to_all", [torch.zeros(1)]), None])  # fmt: skip
 def test_steps_that_do_not_exist_are_refused(step):
     def program(rank, ranks):
         yield step
 
     with pytest.raises(ValueError, match="of rank 0 does not exist among 2 ranks"):
         play_ranks(program, [(), ()])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_slices_of_the_memory_are_written_and_read(order):
+    def program(rank, ranks):
+        yield ("write", torch.tensor([rank + 1.0]), rank)
+        yield ("barrier",)
+        return (yield ("read", 1 - rank, 0, 2))
+
+    first, second = play_ranks(program, [(), ()], order, (2, torch.float32))["results"]
+    assert first[0].isnan() and first[1] == 2 and second[0] == 1 and second[1].isnan()
+
+
+@pytest.mark.parametrize("step", [("read", 0, 0, 3), ("read", 0, -1, 1), ("write", torch.zeros(2), 1),
+                                  ("write", torch.zeros(2), "a")])  # fmt: skip
+def test_slices_beyond_the_memory_are_refused(step):
+    def program(rank, ranks):
+        yield step
+
+    with pytest.raises(ValueError, match="does not exist"):
+        play_ranks(program, [(), ()], memory=(2, torch.float32))
 
 
 def test_a_program_that_never_ends_is_told():
