@@ -277,10 +277,17 @@ def _numbers(predicted: Predicted | None) -> torch.Tensor | None:
     if predicted is None:
         return None
     said = (zlib.crc32(leaf.encode()) if isinstance(leaf, str) else leaf for _, leaf in leaves(predicted.value))
-    found = [torch.as_tensor(leaf) for leaf in said if isinstance(leaf, (torch.Tensor, int, float))]
+    found = [_as_tensor(leaf) for leaf in said if isinstance(leaf, (torch.Tensor, int, float))]
     if not found:
         return None
     return torch.cat([leaf.double().cpu().flatten() for leaf in found]).nan_to_num(nan=3e38, posinf=2e38, neginf=-2e38)
+
+
+def _as_tensor(leaf: torch.Tensor | int | float) -> torch.Tensor:
+    """A whole number of Python may have more than 64 bits: it is then as good as infinite."""
+    if isinstance(leaf, int) and abs(leaf) >= 1 << 63:
+        leaf = math.inf if leaf > 0 else -math.inf
+    return torch.as_tensor(leaf)
 
 
 def _explained(model: Model, made: Made, outcome: Outcome, predicted: Predicted) -> bool:

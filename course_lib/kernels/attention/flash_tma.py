@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from course_lib.hardware.compiler.cases import CompileCase
+from course_lib.kernels.attention.order import check_order, tile_of_program
 from course_lib.kernels.attention.parts import (
     CAREFUL_KEYS,
     SIZES,
@@ -27,17 +28,18 @@ from course_lib.kernels.attention.tiles import candidate_tiles, tiles_for
 from course_lib.kernels.common.attention_checks import check_attention_inputs
 from course_lib.kernels.common.numbers import FLOAT32_PRECISION
 from course_lib.kernels.common.signatures import signature_of
-from course_lib.kernels.common.softmax import finish_rows, scale_in_log2, weigh
+from course_lib.kernels.common.softmax import check_threshold, finish_rows, scale_in_log2, weigh
 
 ALIGNMENT_BYTES = 16
 
 
 @triton.jit
 def attend(query, keys, values, place, begin, end, band, softmax_state, scale_log2,
-           BLOCK_N: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+           BLOCK_N: tl.constexpr, THRESHOLD: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Stream over the tiles of keys and values in [begin, end); returns the softmax state after them.
 
-    place: (batch index, key head), where the descriptors find the head's rows.
+    place: (batch index, key head), where the descriptors find the head's rows. THRESHOLD: of lazy rescaling; above 0
+    the accumulator is left alone as long as no row's maximum changes.
     """
     BLOCK_D: tl.constexpr = query.shape[1]
     batch, key_head = place
@@ -47,9 +49,12 @@ def attend(query, keys, values, place, begin, end, band, softmax_state, scale_lo
         scores = tl.dot(query, key_tile.T, input_precision=FLOAT32_PRECISION)  # [BLOCK_M, BLOCK_N]
         if MASKED:
             scores = tl.where(visible_pairs(start + tl.arange(0, BLOCK_N), band), scores, float("-inf"))
-        running_max, weights, rescale = weigh(scores, running_max, scale_log2, MASKED)
+        running_max, weights, rescale = weigh(scores, running_max, scale_log2, MASKED, THRESHOLD=THRESHOLD)
         running_sum = running_sum * rescale + tl.sum(weights, axis=1)
-        accumulator = accumulator * rescale[:, None]
+        if THRESHOLD == 0:
+            accumulator = accumulator * rescale[:, None]
+        elif tl.min(rescale, axis=0) < 1.0:
+            accumulator = accumulator * rescale[:, None]
         value_tile = values.load([batch, key_head, start, 0]).reshape(BLOCK_N, BLOCK_D)
         accumulator = tl.dot(weights.to(value_tile.dtype), value_tile, accumulator, input_precision=FLOAT32_PRECISION)
     return running_max, running_sum, accumulator  # [BLOCK_M], [BLOCK_M], [BLOCK_M, BLOCK_D]
@@ -57,17 +62,16 @@ def attend(query, keys, values, place, begin, end, band, softmax_state, scale_lo
 
 @triton.jit(do_not_specialize=SIZES)
 def flash_attention_tma_kernel(
-    queries, keys, values, outputs, sink_pointer, lse_pointer,
+    queries, keys, values, outputs, sink_pointer, lse_pointer, order_pointer,
     key_pointer, key_batch_stride, key_head_stride, key_stride,
     value_pointer, value_batch_stride, value_head_stride, value_stride,
     query_heads, heads_per_key_head, query_length, key_length, keys_before, keys_after, scale_log2,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    THRESHOLD: tl.constexpr = 0.0,
 ):  # fmt: skip
     """One program: BLOCK_M queries of one head, against all the keys that they see."""
-    query_blocks = tl.cdiv(query_length, BLOCK_M)
-    batch_and_head = tl.program_id(0) // query_blocks
-    # The last queries see the most keys when causal: begin with them, so that the short programs fill the gaps.
-    first_query = (query_blocks - 1 - tl.program_id(0) % query_blocks) * BLOCK_M
+    batch_and_head, query_tile = tile_of_program(order_pointer, tl.cdiv(query_length, BLOCK_M))
+    first_query = query_tile * BLOCK_M
     batch = batch_and_head // query_heads
     head = batch_and_head % query_heads
     key_head = head // heads_per_key_head
@@ -88,10 +92,11 @@ def flash_attention_tma_kernel(
     place = batch, key_head
     if keys_before is not None:
         state = attend(query, keys, values, place, begin, whole_begin, band, state, scale_log2,
-                       BLOCK_N, MASKED=True)  # fmt: skip
+                       BLOCK_N, THRESHOLD, MASKED=True)  # fmt: skip
     state = attend(query, keys, values, place, whole_begin, whole_end, band, state, scale_log2,
-                   BLOCK_N, MASKED=False)  # fmt: skip
-    state = attend(query, keys, values, place, whole_end, end, band, state, scale_log2, BLOCK_N, MASKED=True)
+                   BLOCK_N, THRESHOLD, MASKED=False)  # fmt: skip
+    state = attend(query, keys, values, place, whole_end, end, band, state, scale_log2,
+                   BLOCK_N, THRESHOLD, MASKED=True)  # fmt: skip
 
     running_max, running_sum, accumulator = state
     if keys_before is not None or keys_after is not None:
@@ -114,10 +119,19 @@ def flash_attention_tma_kernel(
 
 
 def flash_attention_tma(
-    query, key, value, *, causal=False, window=None, scale=None, sink=None, return_lse=False, tiles=None
-):
-    """`flash_attention`, its arguments and results, on Hopper and later, for inputs that `tma_takes`."""
+    query, key, value, *, causal=False, window=None, scale=None, sink=None, return_lse=False, tiles=None,
+    threshold=0.0, order=None, validate=True,
+):  # fmt: skip
+    """`flash_attention`, its arguments and results, on Hopper and later, for inputs that `tma_takes`.
+
+    threshold, order, validate: two ideas that can be switched on, see `attention_with_ideas`; an order needs `tiles`,
+    of which it is made.
+    """
     check_attention_inputs(query, key, value, window=window, scale=scale, sink=sink)
+    check_threshold(threshold)
+    if order is not None and tiles is None:
+        raise ValueError("order is given and tiles is None; an order is made for tiles of some number of rows.")
+    check_order(order, query, tiles.query_rows if tiles else 1, validate)
     batch, query_heads, query_length, head_dim = query.shape
     key_heads, key_length = key.shape[1:3]
     block_d = triton.next_power_of_2(head_dim)
@@ -126,10 +140,10 @@ def flash_attention_tma(
 
     def launch(tiles):
         flash_attention_tma_kernel[(triton.cdiv(query_length, tiles.query_rows) * batch * query_heads,)](
-            *descriptors(query, key, value, output, tiles, block_d), sink, lse,
+            *descriptors(query, key, value, output, tiles, block_d), sink, lse, order,
             key, *key.stride()[:3], value, *value.stride()[:3],
             query_heads, query_heads // key_heads, query_length, key_length, window, 0 if causal else window,
-            scale_in_log2(scale, head_dim), head_dim, block_d, **tiles.settings(),
+            scale_in_log2(scale, head_dim), head_dim, block_d, **tiles.settings(), THRESHOLD=float(threshold),
         )  # fmt: skip
 
     launch(tiles or tiles_for(query, key, launch, ("tma", causal, window is None)))
@@ -161,15 +175,19 @@ def descriptors(query, key, value, output, tiles, block_d: int) -> list[TensorDe
 
 def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate: each head dimension's best tiles with a window and a sink, all the code."""
-    return [compile_case(*case) for case in ((90, 64), (90, 128), (90, 256), (100, 128))]
+    cases = [compile_case(*case) for case in ((90, 64), (90, 128), (90, 256), (100, 128))]
+    return cases + [compile_case(90, head_dim, threshold=8.0, order="*i32") for head_dim in (64, 128)]
 
 
-def compile_case(arch: int, head_dim: int) -> CompileCase:
+def compile_case(arch: int, head_dim: int, threshold: float = 0.0, order: str | None = None) -> CompileCase:
+    """order: the type of its pointer, where there is one."""
     tiles = candidate_tiles(arch, torch.bfloat16, head_dim)[0]
     rows = {"queries": "BLOCK_M", "keys": "BLOCK_N", "values": "BLOCK_N", "outputs": "BLOCK_M"}
     boxes = {name: f"tensordesc<bf16[1,1,{tiles.blocks()[block]},{head_dim}]>" for name, block in rows.items()}
     return CompileCase(
-        flash_attention_tma_kernel, signature_of(flash_attention_tma_kernel, "bf16", **boxes),
-        {"HEAD_DIM": head_dim, "BLOCK_D": head_dim, **tiles.blocks()}, num_warps=tiles.warps, num_stages=tiles.stages,
-        archs=(arch,), instruction={90: "wgmma"}, label=f"{head_dim} {tuple(tiles)}",
+        flash_attention_tma_kernel, signature_of(flash_attention_tma_kernel, "bf16", **boxes, order_pointer=order),
+        {"HEAD_DIM": head_dim, "BLOCK_D": head_dim, **tiles.blocks(), "THRESHOLD": threshold}
+        | ({} if order else {"order_pointer": None}), num_warps=tiles.warps, num_stages=tiles.stages,
+        archs=(arch,), instruction={90: "wgmma"},
+        label=f"{head_dim} {tuple(tiles)}" + f", threshold {threshold:g}, order" * bool(order),
     )  # fmt: skip

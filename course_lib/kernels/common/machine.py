@@ -3,11 +3,13 @@
 import functools
 
 import torch
+import triton
 
 from course_lib.hardware.device import interpreting
 
 # Few programs, since each costs the interpreter half a millisecond, and enough that tests split.
 INTERPRETED_MULTIPROCESSORS = 4
+TRITON = tuple(int(number) for number in triton.__version__.split(".")[:2])  # (3, 9)
 
 
 @functools.cache

@@ -27,22 +27,35 @@ import triton.language as tl
 
 from course_lib.kernels.common.numbers import LN_2, LOG2_E
 
+PAPERS_THRESHOLD, LARGEST_THRESHOLD = 8.0, 15.0  # of lazy rescaling, powers of 2; float16 has 2^15, and not 2^16
+
 
 def scale_in_log2(scale: float | None, head_dim: int) -> float:
     """What brings a product of query and key to a score in units of log 2; scale is 1/√head_dim when None."""
     return LOG2_E.value * (1 / math.sqrt(head_dim) if scale is None else scale)
 
 
+def check_threshold(threshold) -> None:
+    """Raise a ValueError unless it is a threshold of lazy rescaling, see `weigh`."""
+    if not 0 <= threshold <= LARGEST_THRESHOLD:
+        raise ValueError(f"threshold is {threshold!r}; it must be from 0 to {LARGEST_THRESHOLD:g}.")
+
+
 @triton.jit
-def weigh(scores, running_max, scale_log2, MASKED: tl.constexpr, EXPONENT: tl.constexpr = 0.0):
+def weigh(scores, running_max, scale_log2, MASKED: tl.constexpr, EXPONENT: tl.constexpr = 0.0,
+          THRESHOLD: tl.constexpr = 0.0):  # fmt: skip
     """One step of the online softmax: (new_max [BLOCK_M], weights [BLOCK_M, BLOCK_N], rescale [BLOCK_M]).
 
     scores [BLOCK_M, BLOCK_N] times scale_log2 are in units of log 2; the scale rides along in the multiply-add of the
     exponent. What was summed so far has to be multiplied by `rescale`, which is 1 where the maximum did not grow.
     MASKED: scores may be -inf, where there is no key. EXPONENT: the largest weight is 2^EXPONENT, for weights that are
-    rounded to few bits; running_max then lies that much below the largest score.
+    rounded to few bits; running_max then lies that much below the largest score. THRESHOLD: a row keeps its maximum
+    until a score exceeds it by more than that, and weights reach 2^THRESHOLD; any number in its place gives the same
+    quotient (lazy rescaling, FlashAttention-4).
     """
     new_max = tl.maximum(running_max, tl.max(scores, axis=1) * scale_log2 - EXPONENT)  # [BLOCK_M]
+    if THRESHOLD > 0:
+        new_max = tl.where(new_max > running_max + THRESHOLD, new_max, running_max)
     reference_max = new_max
     if MASKED:
         # A row that has seen no key yet has the maximum -inf, and -inf - -inf is NaN: measure such a row from 0.

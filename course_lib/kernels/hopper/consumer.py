@@ -53,7 +53,8 @@ def ask_for_output(weights, accumulator, value_tiles, blocks_done):
 
 @gluon.jit
 def step(query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, tile_list, scaling,
-         weights, softmax_state, accumulator, MASKED: gl.constexpr, TURNS: gl.constexpr):  # fmt: skip
+         weights, softmax_state, accumulator, MASKED: gl.constexpr, TURNS: gl.constexpr,
+         THRESHOLD: gl.constexpr):  # fmt: skip
     """One block of keys: its scores and softmax, while the product of the block before it is under way.
 
     tile_list: None, or what `list_of_tile` gave; block then is a place on it, and query_positions are rows of the tile.
@@ -80,13 +81,14 @@ def step(query, buffers, barriers, turns, blocks_done, block, query_positions, k
             scores = hide_scores(scores, query_positions, block * BLOCK_N, key_length, band)
         else:
             scores = hide_by_mask(scores, query_positions, block, tile_list)
-    next_weights, rescale, running_max, running_sum = online_softmax(
+    next_weights, rescale, due, running_max, running_sum = online_softmax(
         scores,
         running_max,
         running_sum,
         block_scale(scaling, block, BLOCK_N),
         MASKED,
         weight_exponent(buffers.keys.dtype),
+        THRESHOLD,
     )
     # The values are wanted only in the next step. But a wait on a barrier is a loop, and keeps the compiler from moving
     # the wait for the product, which comes next, to before the softmax: ptxas does, and then nothing overlaps.
@@ -94,7 +96,11 @@ def step(query, buffers, barriers, turns, blocks_done, block, query_positions, k
     accumulator = warpgroup_mma_wait(0, deps=[accumulator])
     mbarrier.arrive(barriers.value_free.index((blocks_done - 1) % STAGES), count=1)
     ROWS: gl.constexpr = gl.SliceLayout(1, accumulator.type.layout)
-    accumulator = accumulator * gl.expand_dims(gl.convert_layout(rescale, ROWS, assert_trivial=True), 1)
+    rescale = gl.expand_dims(gl.convert_layout(rescale, ROWS, assert_trivial=True), 1)  # [64, 1]
+    if THRESHOLD == 0:
+        accumulator = accumulator * rescale
+    elif due > 0:
+        accumulator = accumulator * rescale
     weights = kept_weights(next_weights, buffers.keys.dtype)
     return weights, (running_max, running_sum), accumulator
 
@@ -122,7 +128,8 @@ def pass_on(barriers, turns, blocks_done, blocks, STAGES: gl.constexpr, TURNS: g
 
 @gluon.jit
 def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, lists, scales,
-            GROUP: gl.constexpr, GROUPS: gl.constexpr, QUERY_BUFFERS: gl.constexpr, TURNS: gl.constexpr):  # fmt: skip
+            GROUP: gl.constexpr, GROUPS: gl.constexpr, QUERY_BUFFERS: gl.constexpr, TURNS: gl.constexpr,
+            THRESHOLD: gl.constexpr = 0.0):  # fmt: skip
     """A consumer: attention for 64 of the queries of each tile."""
     query_length, key_length = sizes.query_length, sizes.key_length
     keys_before, keys_after = band
@@ -187,13 +194,14 @@ def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, size
             scores = hide_scores(scores, query_positions, (end - 1) * BLOCK_N, key_length, band)
         running_max = gl.full([GROUP_ROWS], float("-inf"), gl.float32, ROWS)
         running_sum = sum_by_thread(gl.zeros([GROUP_ROWS, BLOCK_N], gl.float32, SCORES))
-        weights, _rescale, running_max, running_sum = online_softmax(
+        weights, _rescale, _due, running_max, running_sum = online_softmax(
             scores,
             running_max,
             running_sum,
             block_scale(scaling, end - 1, BLOCK_N),
             True,
             weight_exponent(buffers.keys.dtype),
+            THRESHOLD,
         )
         weights = kept_weights(weights, buffers.keys.dtype)
         state = running_max, running_sum
@@ -206,7 +214,7 @@ def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, size
                 block = end - 2 - count
                 weights, state, accumulator = step(
                     query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, tile_list,
-                    scaling, weights, state, accumulator, True, TURNS,
+                    scaling, weights, state, accumulator, True, TURNS, THRESHOLD,
                 )  # fmt: skip
                 blocks_done += 1
         query = query_operand(buffers.queries, buffer)
@@ -214,7 +222,7 @@ def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, size
             block = whole_end - 1 - count
             weights, state, accumulator = step(
                 query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, tile_list,
-                scaling, weights, state, accumulator, False, TURNS,
+                scaling, weights, state, accumulator, False, TURNS, THRESHOLD,
             )  # fmt: skip
             blocks_done += 1
         if keys_before is not None:
@@ -223,7 +231,7 @@ def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, size
                 block = whole_begin - 1 - count
                 weights, state, accumulator = step(
                     query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, tile_list,
-                    scaling, weights, state, accumulator, True, TURNS,
+                    scaling, weights, state, accumulator, True, TURNS, THRESHOLD,
                 )  # fmt: skip
                 blocks_done += 1
 

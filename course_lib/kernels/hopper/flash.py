@@ -32,7 +32,7 @@ import triton
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.common.attention_checks import check_attention_inputs
 from course_lib.kernels.common.machine import multiprocessor_count
-from course_lib.kernels.common.softmax import scale_in_log2
+from course_lib.kernels.common.softmax import PAPERS_THRESHOLD, check_threshold, scale_in_log2
 from course_lib.kernels.gluon.names import fence_async_shared, gl, gluon, mbarrier
 from course_lib.kernels.gluon.parts import new_barriers
 from course_lib.kernels.hopper.bundles import Barriers, Buffers, Sizes, Tickets
@@ -85,7 +85,7 @@ def flash_attention_hopper_kernel(
     batch, query_heads, heads_per_key_head, query_length, key_length, heads_at_once,
     keys_before, keys_after, scale_log2,
     STAGES: gl.constexpr, GROUPS: gl.constexpr, QUERY_BUFFERS: gl.constexpr, TURNS: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr, THRESHOLD: gl.constexpr = 0.0,
 ):  # fmt: skip
     """One program per multiprocessor: makes buffers and barriers, and sends the groups of warps to their tasks."""
     descriptors = queries, keys, values, outputs
@@ -96,20 +96,20 @@ def flash_attention_hopper_kernel(
     if GROUPS == 2:
         gl.warp_specialize([
             (consume, (outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, None, scales,
-                       0, GROUPS, QUERY_BUFFERS, TURNS)),
+                       0, GROUPS, QUERY_BUFFERS, TURNS, THRESHOLD)),
             (consume, (outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, None, scales,
-                       1, GROUPS, QUERY_BUFFERS, TURNS)),
+                       1, GROUPS, QUERY_BUFFERS, TURNS, THRESHOLD)),
             (produce, (descriptors, buffers, barriers, tickets, counter, sizes, band, None,
                        STAGES, GROUPS, QUERY_BUFFERS)),
         ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
     else:
         gl.warp_specialize([
             (consume, (outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, None, scales,
-                       0, GROUPS, QUERY_BUFFERS, TURNS)),
+                       0, GROUPS, QUERY_BUFFERS, TURNS, THRESHOLD)),
             (consume, (outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, None, scales,
-                       1, GROUPS, QUERY_BUFFERS, TURNS)),
+                       1, GROUPS, QUERY_BUFFERS, TURNS, THRESHOLD)),
             (consume, (outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, sizes, band, None, scales,
-                       2, GROUPS, QUERY_BUFFERS, TURNS)),
+                       2, GROUPS, QUERY_BUFFERS, TURNS, THRESHOLD)),
             (produce, (descriptors, buffers, barriers, tickets, counter, sizes, band, None,
                        STAGES, GROUPS, QUERY_BUFFERS)),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
@@ -126,8 +126,9 @@ L2_SHARE_BYTES = 16 * 2**20  # of keys and values in use at a time: a third of a
 
 
 def flash_attention_hopper(
-    query, key, value, *, causal=False, window=None, scale=None, sink=None, return_lse=False, arrangement=None
-):
+    query, key, value, *, causal=False, window=None, scale=None, sink=None, return_lse=False, arrangement=None,
+    threshold=0.0, heads_at_once=None,
+):  # fmt: skip
     """Exact softmax attention on Hopper. Arguments and results are those of `flash_attention`, but for `tiles`.
 
     Args:
@@ -136,6 +137,11 @@ def flash_attention_hopper(
         key, value: [batch, key_heads, key_length, head_dim], likewise; query_heads is a multiple of key_heads.
         causal, window, scale, sink, return_lse: see `flash_attention`.
         arrangement: an `Arrangement` to use; by head dimension when None.
+        threshold: of lazy rescaling, see `common.softmax.weigh`: 64 rows at a time are multiplied only if one of them
+            has a score that exceeds its maximum by more than that, in powers of 2. 0: at every block. At head dimension
+            64 without a mask Triton 3.9 moves the exponentials behind the branch, where no product hides them.
+        heads_at_once: on how many query heads to work at a time; as many as leave their keys and values in the L2
+            cache when None. 1: head by head.
 
     Returns the output, contiguous, or (output, log-sum-exp [batch, query_heads, query_length]), the same bits at every
     run. One difference: a NaN or an infinity in a value that a mask hides can reach the queries of the same tile, since
@@ -145,6 +151,11 @@ def flash_attention_hopper(
     RuntimeError where this machine cannot run the kernel.
     """
     check_attention_inputs(query, key, value, window=window, scale=scale, sink=sink)
+    check_threshold(threshold)
+    if heads_at_once is not None and heads_at_once not in range(1, query.shape[0] * query.shape[1] + 1):
+        raise ValueError(
+            f"heads_at_once is {heads_at_once!r}; it must be None or a number of the heads of all batches."
+        )
     refusal = hopper_refusal(query, key, value)
     if refusal is not None:
         raise refusal.error(f"flash_attention_hopper: {refusal.reason} flash_attention takes these inputs.")
@@ -153,11 +164,13 @@ def flash_attention_hopper(
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device) if return_lse else None
     values = descriptor(value, arrangement.key_rows, block_d)
-    launch(query, key, values, output, lse, (None, None, None), causal, window, scale, arrangement, sink)
+    launch(query, key, values, output, lse, (None, None, None), causal, window, scale, arrangement, sink,
+           threshold, heads_at_once)  # fmt: skip
     return (output, lse) if return_lse else output
 
 
-def launch(query, key, values, output, lse, scales, causal, window, scale, arrangement, sink=None) -> None:
+def launch(query, key, values, output, lse, scales, causal, window, scale, arrangement, sink=None,
+           threshold=0.0, heads_at_once=None) -> None:  # fmt: skip
     """Starts the kernel on checked tensors; `values` comes as the copy engine's descriptor.
 
     scales: of 8-bit queries, keys and values, or three times None.
@@ -173,9 +186,9 @@ def launch(query, key, values, output, lse, scales, causal, window, scale, arran
     flash_attention_hopper_kernel[(programs,)](
         descriptor(query, GROUP_ROWS.value, block_d), descriptor(key, arrangement.key_rows, block_d), values,
         descriptor(output, GROUP_ROWS.value, block_d), sink, lse, ticket_counter(query.device), *scales,
-        batch, query_heads, heads_per_key_head, query_length, key_length, heads_in_cache(query, key),
-        window, 0 if causal else window, scale_in_log2(scale, head_dim),
-        **arrangement.settings(), num_warps=4, maxnreg=arrangement.registers[2],
+        batch, query_heads, heads_per_key_head, query_length, key_length,
+        heads_at_once or heads_in_cache(query, key), window, 0 if causal else window, scale_in_log2(scale, head_dim),
+        **arrangement.settings(), THRESHOLD=float(threshold), num_warps=4, maxnreg=arrangement.registers[2],
     )  # fmt: skip
 
 
@@ -205,12 +218,15 @@ def compile_cases() -> list[CompileCase]:
         compile_case(64, ARRANGEMENTS[64], "bf16", **causal, max_spill_bytes=64),
         compile_case(128, ARRANGEMENTS[128], "bf16", **window, max_spill_bytes=56),
         compile_case(256, ARRANGEMENTS[256], "bf16", **causal),
+        compile_case(64, ARRANGEMENTS[64], "bf16", keys_after="i32", threshold=PAPERS_THRESHOLD, max_spill_bytes=72),
+        compile_case(128, ARRANGEMENTS[128], "bf16", keys_after="i32", threshold=PAPERS_THRESHOLD),
     ]
 
 
 def compile_case(
-    block_d, arrangement, kind, keys_before=None, keys_after=None, sink_pointer=None, max_spill_bytes=FEW_SPILLS
-) -> CompileCase:
+    block_d, arrangement, kind, keys_before=None, keys_after=None, sink_pointer=None, max_spill_bytes=FEW_SPILLS,
+    threshold=0.0,
+) -> CompileCase:  # fmt: skip
     """kind: "fp16" or "bf16", or "fp8e4nv" with an output in bf16 and with scales."""
     key_rows, fp8 = arrangement.key_rows, kind == "fp8e4nv"
     types = {
@@ -223,9 +239,10 @@ def compile_case(
     given = {"keys_before": keys_before, "keys_after": keys_after, "sink_pointer": sink_pointer}
     types |= {name: kind for name, kind in given.items() if kind}
     constants = {name: None for name, kind in given.items() if kind is None} | arrangement.settings()
+    constants |= {"THRESHOLD": threshold}
     constants |= {} if fp8 else dict.fromkeys(SCALES)
     return CompileCase(
         flash_attention_hopper_kernel, types, constants, num_warps=4, archs=(90,), instruction="wgmma",
         max_spill_bytes=max_spill_bytes, options={"maxnreg": arrangement.registers[2]},
-        label=f"{kind} {block_d} {given} {arrangement.consumers} consumers",
+        label=f"{kind} {block_d} {given} {arrangement.consumers} consumers" + (f" {threshold=:g}" if threshold else ""),
     )  # fmt: skip

@@ -125,14 +125,21 @@ def from_threads_first(keys, threads_first_key):
 
 
 @gluon.jit
-def online_softmax(scores, running_max, running_sum, scale_log2, MASKED: gl.constexpr, EXPONENT: gl.constexpr):
-    """Weighs a block of scores [64, BLOCK_N]; returns the weights, the factor for earlier work, and the new state.
+def online_softmax(scores, running_max, running_sum, scale_log2, MASKED: gl.constexpr, EXPONENT: gl.constexpr,
+                   THRESHOLD: gl.constexpr):  # fmt: skip
+    """Weighs a block of scores [64, BLOCK_N]: the weights, the factor for earlier work, whether it is due, the state.
 
     Weights are measured such that a row's largest so far is 2 ** EXPONENT; `finish_rows` is given the same EXPONENT.
     It is the step that `common.softmax` explains. running_sum is [64, 4]: each of the four threads of a row sums its
     own weights, and they meet after the last. The accumulator is the caller's: a matrix product still holds it now.
+    THRESHOLD: of lazy rescaling. Above 0 all rows keep their maximum until one has a score that exceeds it by more; the
+    factor is due only then. Asked before the exponentials, or these would be moved behind the branch.
     """
     new_max = gl.maximum(running_max, row_max(scores) * scale_log2)  # [64]
+    due = 1
+    if THRESHOLD > 0:
+        due = gl.max((new_max > running_max + THRESHOLD).to(gl.int32), axis=0)
+        new_max = gl.where(due > 0, new_max, running_max)
     reference_max = new_max
     if MASKED:
         # A row that has seen no key has the maximum -inf, and -inf - -inf is NaN: measure such a row from 0.
@@ -143,7 +150,7 @@ def online_softmax(scores, running_max, running_sum, scale_log2, MASKED: gl.cons
     ROWS: gl.constexpr = gl.SliceLayout(1, running_sum.type.layout)
     running_sum = running_sum * gl.expand_dims(gl.convert_layout(rescale, ROWS, assert_trivial=True), 1)
     running_sum += sum_by_thread(weights)  # [64, 4]
-    return weights, rescale, new_max, running_sum
+    return weights, rescale, due, new_max, running_sum
 
 
 @gluon.jit

@@ -175,3 +175,18 @@ def test_a_style_is_tried_and_never_told():
     model = Model(styled, (Slip("scale_missing", "No scale."),), styles=((), ("signed",)))
     seen = [outcome(lambda x: torch.where(x < 0, -(x + 1), x + 1), x) for x in inputs()]
     assert [slip.id for slip in explain(model, seen).slips] == ["scale_missing"]
+
+
+def test_a_whole_number_beyond_64_bits_is_a_wrong_one_like_others():
+    """`1 << heads` for `1 << (heads.bit_length() - 1)` in exercise 19.6 ended the search with an overflow."""
+    task = Exercise("0.9", "A test", ("f",), lambda draw: [], lambda n: n)
+    model = Model(
+        lambda slips, n: n * (2 if "doubled" in slips else 1) + ("one_more" in slips),
+        (Slip("doubled", "It is doubled."), Slip("one_more", "It is one more.")),
+    )
+    outcomes = []
+    for n in (5, 9):
+        case = Case("x", (n,))
+        truth = compare.truth(task, case, tf32=False)
+        outcomes.append(Outcome(case, Seen(), -(1 << 80), truth, compare.compare(-(1 << 80), truth, task)))
+    assert not explain(model, outcomes)

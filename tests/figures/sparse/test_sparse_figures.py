@@ -57,6 +57,13 @@ def test_each_slot_has_a_row_and_the_end_and_the_even_share_are_written():
     assert texts(axes) == ["ends at 5"] and axes.lines[0].get_xdata()[0] == 4.5
 
 
+def test_bars_of_one_owner_have_one_colour():
+    bars = scheduled([4, 1, 1, 3], slots=2)
+    patches = draw_loads({"two heads": bars}, 2, "keys", {"two heads": [0, 1, 0, 1]}).axes[0].patches
+    colors = [patch.get_facecolor() for patch in patches]
+    assert colors[0] == colors[2] != colors[1] == colors[3]
+
+
 def test_a_cost_is_drawn_where_it_is_and_the_crossing_is_named():
     lines = {"all keys": {1024: 1.0, 4096: 16.0}, "a window": {1024: 1.0, 4096: 4.0}}
     axes = draw_costs(lines, "time", "an H200", (2048, "half here")).axes[0]

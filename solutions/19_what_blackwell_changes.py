@@ -1,0 +1,1357 @@
+# %% [markdown]
+# # 19 · What Blackwell changes: FlashAttention-4, recomputed
+#
+# **The question.** Take one tile of attention: 128 queries and 128 keys with a head dimension of 128. One
+# multiprocessor of an H100 needs 2,048 cycles for the two matrix products of this tile. One of a B200 needs 1,024,
+# because its tensor cores are twice as fast. But a tile also has 16,384 exponentials, one for each score. Both GPUs
+# compute 16 exponentials in a cycle, so they take 1,024 cycles on either. On the H100 they could hide behind the
+# products. On the B200 they take as long. What would you change in the kernel?
+#
+# Write down three answers: something that you would compute on another unit, something that you would not compute at
+# all, and something that you would keep in another memory.
+#
+# FlashAttention-4 is a kernel for Blackwell GPUs that does all three. In this chapter you recompute where its figures
+# come from, write its ideas yourself, and put them together into one forward pass.
+#
+# **You need no Blackwell.** Nothing in this chapter has run on one: we had none. You count cycles, you run kernels in
+# the interpreter or on the GPU at hand, and you play schedules on a model. Figures that others measured on a B200 are
+# quoted with their source.
+#
+# **Time.** About five and a half hours for all seven exercises, estimated. The **core path** takes two: exercises 19.1,
+# 19.2 and 19.3, and every section whose heading does not end in *deeper*. You need chapters 03 and 04. Some deeper
+# sections use chapters 09 (warps with roles), 10 (the backward pass) and 12 (FP8).
+
+# %%
+# course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
+from course_lib import (
+    check, default_device, hint, interpreting, machine, measured, predict, progress, self_check, solution
+)
+
+import math
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+device = default_device()
+on_gpu = not interpreting()
+
+# %% [markdown]
+# ## Which unit limits
+#
+# A kernel is as fast as the unit with the most work. Attention's forward goes through the scores piece by piece: a
+# *tile* of queries, for example 128 rows, meets a *block* of 128 keys. Four units of a multiprocessor work on such a
+# piece, and they can do so at the same time.
+#
+# - The **tensor cores** compute two products, $S = Q K^T$ and $O \mathrel{+}= P V$. In 16 bits they do 4,096 FLOPs a
+#   cycle on an H100, and 8,192 on a B200.
+# - The **exponential unit** makes the weights $P$ from the scores $S$. It makes 16 a cycle on both chips.
+# - **Shared memory** sends the tensor cores 128 bytes a cycle on both chips: $Q$ and $K$ for the first product, and $V$
+#   for the second. On a B200, $S$, $P$ and $O$ lie in a memory of their own, the *tensor memory*.
+# - The **multiply-add unit** does the rest: it scales the scores, finds their maximum, adds up the weights and converts
+#   them to 16 bits. It starts 128 instructions a cycle, one for each number.
+#
+# Take 128 rows, 128 keys and head dimension 128. The two products are $4 \cdot 128^3$ FLOPs: 2,048 cycles of an H100,
+# and 1,024 of a B200. The exponentials take $128^2 / 16 = 1024$ cycles on both, and shared memory sends 96 KiB in 768.
+# So on a B200 the exponentials take as long as the products. At head dimension 64 the products take 512 cycles, but
+# there are as many exponentials as before. Then the tensor cores wait half of the time.
+#
+# Multiply-adds can compute an exponential too, in about 9 instructions, as you will see in exercise 19.2. So you may
+# give a *share* of the exponentials to the multiply-add unit. How large should it be? At head dimension 64 a share of
+# one half would bring the exponential unit down to the 512 cycles of the products. But the multiply-add unit has work
+# already. Say 4 instructions for each score, $128^2 \cdot 4 / 128 = 512$ cycles. Half of the exponentials add 576, so
+# now this unit takes 1,088 cycles. The best share lies where both units take equally long. **Predict** it.
+#
+# Too large a share costs more than it brings. In FlashAttention-4 a few numbers of each period go to the multiply-add
+# unit. At head dimension 128 a sweep on a Blackwell GPU gave 1,250 TFLOP/s on average for a period of 10 numbers, and
+# 1,567 for one of 16 ([flash-attention#2398](https://github.com/Dao-AILab/flash-attention/pull/2398)).
+
+# %%
+predict("19 best share at head dimension 64", ..., "%")
+
+# %%
+# Exercise 19.1 · Which unit limits
+def forward_cycles(rows: int, keys: int, head_dim: int, chip: tuple) -> tuple:
+    """For how many cycles a tile of queries and a block of keys keep three units of a multiprocessor busy.
+
+    rows, keys, head_dim: whole numbers, at least 1: the queries of the tile, the keys of the block, and the dimension
+        of queries, keys and values.
+    chip: what the units do in a cycle: (FLOPs, exponentials, bytes of shared memory), three positive numbers.
+    Returns: (products, exponentials, shared memory), a tuple or list of three numbers, not rounded.
+    There are two products, Q Kᵀ and P V, in which a multiply-add is two FLOPs, and one exponential for each score. From
+    shared memory the tensor cores read Q, K and V once, in 16 bits. Nothing else lies there.
+    """
+    # BEGIN SOLUTION
+    flops, exponentials, shared_bytes = chip
+    numbers = rows * head_dim + 2 * keys * head_dim  # of Q; of K and V
+    return 4 * rows * keys * head_dim / flops, rows * keys / exponentials, 2 * numbers / shared_bytes
+    # END SOLUTION
+
+
+def best_share(rows: int, keys: int, head_dim: int, chip: tuple, instructions: float, others: float) -> float:
+    """The smallest share of the exponentials for the multiply-add unit with which the tile takes the least time.
+
+    The time of a tile is the longest of four: that of the products; that of shared memory; (1 - share) times that of
+    all exponentials; and that of the multiply-add unit, which starts 128 instructions a cycle. It needs `others` for
+    each of the rows · keys scores, whatever the share is, and `instructions` more for each exponential given to it.
+
+    rows, keys, head_dim, chip: as above.
+    instructions: at least 1. others: at least 0. Both may be fractions, such as 4.5.
+    Returns: one number from 0 to 1, not rounded; 0 where no share makes the tile faster.
+    """
+    # BEGIN SOLUTION
+    products, exponentials, shared_memory = forward_cycles(rows, keys, head_dim, chip)
+    busy, each = rows * keys * others / 128, rows * keys * instructions / 128
+    as_fast_as_the_others = 1 - max(products, shared_memory) / exponentials
+    both_equally_long = (exponentials - busy) / (exponentials + each)
+    return max(0.0, min(as_fast_as_the_others, both_equally_long))
+    # END SOLUTION
+
+# %%
+best_forward_cycles, best_best_share = check("19.1", forward_cycles, best_share).best
+
+# %%
+CHIPS = {"H100": (4096, 16, 128), "B200": (8192, 16, 128), "B300": (8192, 32, 128)}
+print(f"{'':21}{'products':>9}{'exponentials':>14}{'shared memory':>15}{'best share':>12}")
+for name, chip in CHIPS.items():
+    for head_dim in (64, 128):
+        cycles = best_forward_cycles(128, 128, head_dim, chip)
+        share = best_best_share(128, 128, head_dim, chip, instructions=9, others=4)
+        print(f"{name}, dimension {head_dim:<4}{cycles[0]:>9,.0f}{cycles[1]:>14,.0f}{cycles[2]:>15,.0f}{share:>11.1%}")
+measured("19 best share at head dimension 64", 100 * best_best_share(128, 128, 64, CHIPS["B200"], 9, 4), "%")
+
+# %% [markdown]
+# Both units take $1024 \cdot (1 - s) = 512 + 1152 \cdot s$ cycles at $s = 0.235$, which makes 783 instead of 1,024. A
+# B300 makes 32 exponentials a cycle, so nothing is left to gain there.
+#
+# The table takes all units to be busy all the time. In a real kernel they wait for each other. At head dimension 128 it
+# says 0 for a B200, and yet a small share was best in the sweep above. So count first, and then measure.
+
+# %% [markdown]
+# The next cell draws these cycles over the share. Each line is one unit, and the tile takes as long as the highest of
+# them. In a live notebook you can choose the GPU, the head dimension, and how many instructions a polynomial takes. Try
+# a B200 at head dimension 128: the products take 1,024 cycles anyway, so no share makes the tile shorter. Then try a
+# cheaper polynomial at head dimension 64: with 5 instructions the best share is 31 %.
+
+# %%
+from course_lib.figures.blackwell.shares import choose_share
+
+choose_share("B200", 64)
+
+# %% [markdown]
+# ## 2^x from multiply-adds
+#
+# How do you compute $2^x$ from multiplications and additions? Cut $x$ in two: the whole number below it,
+# $\lfloor x \rfloor$, and the fraction $f = x - \lfloor x \rfloor$, from 0 to 1. Then $2^x$ is
+# $2^{\lfloor x \rfloor} \cdot 2^f$.
+#
+# **The fraction.** A polynomial comes close to $2^f$: $1 + C_1 f + C_2 f^2 + C_3 f^3$. The coefficients in the cell are
+# the best ones for $f$ from 0 to 1. They err by at most 8.6e-5, where rounding to bfloat16 errs by up to 3.9e-3.
+# *Horner's* way takes three multiply-adds: $((C_3 f + C_2) f + C_1) f + 1$.
+#
+# **The whole number.** A float32 has a sign bit, 8 bits of exponent and 23 of mantissa. Read its bits as an integer and
+# add $n \cdot 2^{23}$, and the float is multiplied by $2^n$. A *bitcast* reads bits as another type, and costs nothing.
+#
+# **Rounding down by an addition.** `tl.floor` and `.to(tl.int32)` run on the exponential unit too. But a float32 from
+# 1024 to 2048 has 10 bits of its mantissa before the point, and 13 behind it. So add 1536 to $x$, read the bits, and
+# clear the last 13. That rounds down, because the sum is positive. Take $x = -2.7$. The sum is 1533.3, and with 13 bits
+# cleared it is 1533. Subtract 1536, and you have $\lfloor x \rfloor = -3$ and $f = 0.3$, of which the polynomial makes
+# 1.2311. Now shift the cleared bits left by 10. All that belongs to 1536 falls out at the top, and $-3$ stands where a
+# float32 has its exponent. Added to the bits of 1.2311, it gives $1.2311 / 8 = 0.1539$, which is $2^{-2.7}$.
+#
+# **The lower end.** Masked scores are $-\infty$, and $-\infty - (-\infty)$ is NaN. Also, no float32 has an exponent
+# below $-127$. A trading library did not look at that: its `exp` gave $-\infty$ for an exponent of $-128$
+# ([nautilus_trader#4709](https://github.com/nautechsystems/nautilus_trader/pull/4709)). So replace everything below
+# $-127$ by $-127$ first. Then the bits of 1, whose exponent is stored as 127, become those of 0.
+#
+# The check divides your results by $2^x$, so a right one is 1. **Predict** how many instructions one power takes in
+# this way. The polynomial alone takes three.
+
+# %%
+predict("19 instructions for one power", ..., "instructions")
+
+# %%
+# Exercise 19.2 · 2^x from multiply-adds
+@triton.jit
+def exp2_polynomial(
+    x, C1: tl.constexpr = 0.6951167583465576, C2: tl.constexpr = 0.22764499485492706,
+    C3: tl.constexpr = 0.07706703990697861,
+):
+    """2^x without the exponential unit. Only this function is yours to write; it is called as exp2_polynomial(x).
+
+    x: a float32 tile of any shape; at most 127; -inf too, but never NaN.
+    C1, C2, C3: the coefficients.
+    Returns: a float32 tile of the same shape. From -126 on its relative error is the polynomial's, give or take a few
+    roundings; up to twice of that is accepted. From -127 down the result is 0, or a number above 0 and below 2^-126.
+    Between -127 and -126 any number from 0 to 2^-126 will do.
+    Nothing runs on the exponential unit: no exponential, logarithm, root or sine, no division or remainder, no floor or
+    ceil, and no conversion between floats and integers. Bitcasts, shifts and comparisons are free to use.
+    """
+    # BEGIN SOLUTION
+    x = tl.maximum(x, -127.0)
+    bits = (x + 1536.0).to(tl.int32, bitcast=True) & -8192  # of ⌊x⌋ + 1536
+    fraction = x - (bits.to(tl.float32, bitcast=True) - 1536.0)
+    power = ((C3 * fraction + C2) * fraction + C1) * fraction + 1.0
+    return (power.to(tl.int32, bitcast=True) + (bits << 10)).to(tl.float32, bitcast=True)
+    # END SOLUTION
+
+
+@triton.jit
+def powers_kernel(x_pointer, out_pointer, length, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    in_tile = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]  # [ROWS, COLUMNS]
+    offsets = tl.program_id(0) * ROWS * COLUMNS + in_tile
+    x = tl.load(x_pointer + offsets, mask=offsets < length, other=0.0)
+    tl.store(out_pointer + offsets, exp2_polynomial(x), mask=offsets < length)
+
+
+def powers(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """2^x of a contiguous float32 tensor, by your function on tiles of rows × columns numbers. Leave it as it is."""
+    out = torch.empty_like(x)
+    powers_kernel[(triton.cdiv(x.numel(), rows * columns),)](x, out, x.numel(), ROWS=rows, COLUMNS=columns)
+    return out
+
+# %%
+best_powers = check("19.2", powers).best
+best_exp2_polynomial = best_powers.__globals__["exp2_polynomial"]  # the function that it calls: yours, once it passed
+
+# %% [markdown]
+# The next cell reads the machine code for an H100, of kernels in which a thread computes 32 powers. A kernel that only
+# copies is subtracted. `MUFU`, `FRND`, `F2I` and `I2F` run on the exponential unit.
+
+# %%
+import re
+
+from course_lib.hardware.compiler.views import compile_many
+
+
+@triton.jit
+def unchanged(x):
+    return x
+
+
+@triton.jit
+def by_the_unit(x):
+    return tl.exp2(x)
+
+
+@triton.jit
+def tile_kernel(x_pointer, out_pointer, FUNCTION: tl.constexpr):
+    offsets = tl.arange(0, 4096)  # 32 for each of 128 threads
+    tl.store(out_pointer + offsets, FUNCTION(tl.load(x_pointer + offsets)))
+
+
+functions = {"copied": unchanged, "tl.exp2": by_the_unit, "yours": best_exp2_polynomial}
+views = compile_many([
+    {"kernel": tile_kernel, "signature": {"x_pointer": "*fp32", "out_pointer": "*fp32"},
+     "constexprs": {"FUNCTION": function}, "arch": 90, "want_sass": True}
+    for function in functions.values()
+])
+codes = [re.findall(r"/\*[0-9a-f]{4}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9.]+)", view.sass) for view in views]
+lengths = [sum(name not in ("NOP", "BRA") for name in code) for code in codes]
+print(f"{'instructions a power':<24}{'all':>6}{'exponential unit':>19}")
+for name, code, length in zip(functions, codes, lengths):
+    slow = sum(found.startswith(("MUFU", "FRND", "F2I", "I2F")) for found in code)
+    print(f"{name:<24}{(length - lengths[0]) / 32:>6.1f}{slow / 32:>19.1f}")
+measured("19 instructions for one power", round((lengths[2] - lengths[0]) / 32), "instructions")
+
+# %% [markdown]
+# The course's answer takes nine: a maximum, three additions, one that clears bits, three multiply-adds, and one that
+# shifts and adds at once. At 128 instructions a cycle that makes at most 14 powers a cycle, beside the 16 of the
+# exponential unit. When one of eight exponentials went this way in the course's attention on an H200, at head dimension
+# 64, it fell from 533 to 494 TFLOP/s: the table of 19.1 has nothing to gain there.
+#
+# A share has one more effect: two slightly different functions are mixed. In FlashAttention-4 it depends on the
+# kernel's variant which numbers get which. Prefill and decode, which had agreed to the last bit, no longer did
+# ([flash-attention#2596](https://github.com/Dao-AILab/flash-attention/issues/2596)).
+
+# %% [markdown]
+# ## Rescale only when it must be
+#
+# The online softmax of chapter 03 keeps a maximum, a sum and an output for each row. When a block of keys raises the
+# maximum, the sum and the whole output are multiplied by $2^{\text{old} - \text{new}}$, where scores are in base 2. On
+# a Blackwell the output lies in *tensor memory*, a memory of its own beside the tensor cores. To multiply it, a program
+# must read it from there and write it back. For 128 rows of 128 float32 numbers that is 64 KiB each way. Until it is
+# done, the tensor cores cannot add the next product.
+#
+# Most of this can be saved. What is subtracted from the scores of a row, its *reference* $r$, cancels:
+#
+# $$\text{output} = \frac{\sum_i 2^{s_i - r} v_i}{\sum_i 2^{s_i - r}}, \qquad
+# \text{lse} = \ln 2 \cdot \left( r + \log_2 \sum_i 2^{s_i - r} \right)$$
+#
+# So $r$ need not be the maximum. It only has to be near enough that no weight overflows. FlashAttention-4 keeps the old
+# reference as long as the maximum exceeds it by no more than a *threshold* of 8. The weights may then reach
+# $2^8 = 256$. That is no problem in float32 or bfloat16, and float16 ends only at 65,504.
+#
+# For example, take a row with two blocks of one key each. The scores are 3 and 7, and the values are 10 and 20. The
+# reference is 3 and stays 3. The weights are 1 and $2^4 = 16$, the sum is 17, and the output is
+# $(10 + 320) / 17 = 19.41$. With the reference 7 the weights are 1/16 and 1, the sum is 1.0625, and the output is again
+# $20.625 / 1.0625 = 19.41$. The log-sum-exp in base 2 is $3 + \log_2 17 = 7.09$, or $7 + \log_2 1.0625 = 7.09$. But the
+# maximum 7 with the sum 17 would give 11.09: reference, sum and output belong together.
+#
+# A fault of just this kind was in AMD's kernels
+# ([rocm-libraries#6498](https://github.com/ROCm/rocm-libraries/pull/6498)). The weights were computed from the new
+# maximum, and only then the kernel decided whether to rescale. If it did not, sum and output still belonged to the old
+# maximum. It was noticed because generated images became worse.
+#
+# The threads of a warp execute the same instruction, so a branch saves time only if all of them skip it. In the
+# exercise one program decides for its whole *tile* of rows: if any row needs a rescale, all rows are rescaled. The next
+# cell draws normal scores for tiles of 128 rows and 64 blocks of 128 keys. Their standard deviation is 3 before they
+# are brought to base 2. With a threshold of 0, some row of the tile has a new maximum in nearly all of the 63 later
+# blocks. **Predict** in how many of them the tile is rescaled with a threshold of 8.
+
+# %%
+predict("19 rescales of a tile, threshold 8", ..., "of 63 blocks")
+
+# %%
+def average_rescales(maxima, rows_of_a_tile, threshold):
+    """maxima: [rows, blocks], the largest score of each row in each block."""
+    reference, *others = maxima.view(-1, rows_of_a_tile, maxima.shape[1]).unbind(2)
+    count = 0.0
+    for largest in others:
+        must = (largest - reference > threshold).any(dim=1, keepdim=True)
+        reference = torch.where(must, torch.maximum(reference, largest), reference)
+        count += float(must.float().mean())
+    return count
+
+
+generator = torch.Generator().manual_seed(0)
+print("rescales           one row            128 rows")
+print("threshold         0        8         0        8")
+for deviation in (1, 2, 3, 4):
+    normal = torch.randn(1024, 64, 128, generator=generator)
+    maxima = deviation * math.log2(math.e) * normal.amax(dim=2)
+    counts = [average_rescales(maxima, rows, threshold) for rows in (1, 128) for threshold in (0, 8)]
+    print(f"deviation {deviation}" + "".join(f"{count:9.2f}" for count in counts))
+    if deviation == 3:
+        measured("19 rescales of a tile, threshold 8", counts[-1], "of 63 blocks")
+
+# %% [markdown]
+# Up to a deviation of 2 nothing is rescaled at all. The usual softmax rescales a single row only 4 times, but a tile
+# that decides as one does so in nearly every block. So the threshold saves far more than the counts of single rows
+# suggest.
+
+# %%
+# Exercise 19.3 · Rescale lazily
+@triton.jit
+def lazy_kernel(
+    query_pointer, key_pointer, value_pointer, out_pointer, lse_pointer, rescales_pointer,
+    rows, keys, scale, threshold, DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+):
+    """One program: one tile of BLOCK_ROWS queries. You may change the arguments."""
+    # BEGIN SOLUTION
+    tile = tl.program_id(0)
+    row = tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)  # [BLOCK_ROWS]
+    column = tl.arange(0, DIM)[None, :]  # [1, DIM]
+    present = row < rows
+    queries = tl.load(query_pointer + row[:, None] * DIM + column, mask=present[:, None], other=0.0)
+    reference = tl.zeros([BLOCK_ROWS], tl.float32)
+    total = tl.zeros([BLOCK_ROWS], tl.float32)
+    out = tl.zeros([BLOCK_ROWS, DIM], tl.float32)
+    rescales = 0
+    for start in range(0, keys, BLOCK_KEYS):
+        place = start + tl.arange(0, BLOCK_KEYS)  # [BLOCK_KEYS]
+        inside = (place < keys)[:, None]
+        key_tile = tl.load(key_pointer + place[:, None] * DIM + column, mask=inside, other=0.0)
+        value_tile = tl.load(value_pointer + place[:, None] * DIM + column, mask=inside, other=0.0)
+        scores = tl.dot(queries, tl.trans(key_tile), input_precision="ieee") * scale  # [BLOCK_ROWS, BLOCK_KEYS]
+        scores = tl.where((place < keys)[None, :], scores, float("-inf"))
+        largest = tl.max(scores, axis=1)
+        if start == 0:
+            reference = largest
+        must = tl.max(((largest - reference > threshold) & present).to(tl.int32), axis=0)
+        if must > 0:
+            renewed = tl.maximum(reference, largest)
+            rescale = tl.exp2(reference - renewed)
+            total *= rescale
+            out *= rescale[:, None]
+            reference = renewed
+        rescales += must
+        weights = tl.exp2(scores - reference[:, None])
+        total += tl.sum(weights, axis=1)
+        out = tl.dot(weights.to(value_tile.dtype), value_tile, out, input_precision="ieee")
+    out = out / total[:, None]
+    tl.store(out_pointer + row[:, None] * DIM + column, out.to(out_pointer.dtype.element_ty), mask=present[:, None])
+    tl.store(lse_pointer + row, (reference + tl.log2(total)) * 0.6931471805599453, mask=present)
+    tl.store(rescales_pointer + tile, rescales)
+    # END SOLUTION
+
+
+def lazy_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, block_rows: int, block_keys: int, threshold: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Attention that rescales only where it must, by one launch of your kernel.
+
+    query: [rows, dim]. key, value: [keys, dim]. Rows and keys are at least 1 of each, and dim is 16, 32, 64 or 128.
+        All are float32 or all float16 (bfloat16 too, on a GPU that has it), contiguous, of fewer than 2³¹ elements.
+        Every query sees all keys. A score is query · key / √dim, between -10⁴ and 10⁴.
+    block_rows, block_keys: the rows of a tile, and the keys of a block: powers of two, 16 to 128. One program takes a
+        tile of rows and goes through the keys block by block, in ascending order. Neither need divide rows or keys.
+    threshold: 0 to 8, in base 2. The scores, too, are compared in base 2: multiplied by log2(e).
+    Returns: (out, lse, rescales).
+    - out: [rows, dim] of query's dtype, contiguous. Products with float32 sums in full precision, as with
+      input_precision="ieee".
+    - lse: float32 [rows], the natural logarithm of the sum of e^score over all keys.
+    - rescales: int32 [tiles], how often each tile was rescaled. The reference of a row starts as its maximum over the
+      first block, and that is no rescale. If in a later block the maximum of any row of the tile exceeds its reference
+      by more than threshold, the tile is rescaled: the reference of each row becomes the larger of its reference and
+      its maximum in this block. Else all references of the tile stay. Rows behind the last one, in a tile that is not
+      full, cause nothing.
+    In each block, the largest excess of a tile's rows is at least 0.02 away from threshold, or both are exactly 0, so
+    rounding decides nothing. A program loads its queries once, and each key and value once. Bytes are counted.
+    """
+    # BEGIN SOLUTION
+    (rows, dim), keys = query.shape, len(key)
+    tiles = triton.cdiv(rows, block_rows)
+    out = torch.empty_like(query)
+    lse = torch.empty(rows, dtype=torch.float32, device=query.device)
+    rescales = torch.empty(tiles, dtype=torch.int32, device=query.device)
+    lazy_kernel[(tiles,)](
+        query, key, value, out, lse, rescales, rows, keys, math.log2(math.e) / math.sqrt(dim), threshold,
+        DIM=dim, BLOCK_ROWS=block_rows, BLOCK_KEYS=block_keys,
+    )
+    return out, lse, rescales
+    # END SOLUTION
+
+# %%
+best_lazy_attention = check("19.3", lazy_attention).best
+
+# %% [markdown]
+# The next cell shows one row over 64 blocks, whose scores slowly rise. In a live notebook, move the slider through the
+# thresholds: at 0 the reference follows the running maximum, and at 8 it moves only twice.
+
+# %%
+from course_lib.figures.blackwell.thresholds import choose_threshold
+
+generator = torch.Generator().manual_seed(19)
+choose_threshold(6 * torch.randn(64, 128, generator=generator).amax(dim=1) + torch.linspace(0, 10, 64), 8.0)
+
+# %% [markdown]
+# Here are rows that climb from block to block, first by 7.9 and then by 8.1. In the first case every second block
+# rescales, because two steps together exceed 8. In both cases the log-sum-exp is the same as PyTorch's.
+
+# %%
+for step in (7.9, 8.1):
+    query = torch.ones(16, 16, device=device) * 0.25
+    climbs = step * math.log(2) * (torch.arange(96, device=device) // 16)
+    key = climbs[:, None].expand(96, 16).contiguous()  # the score, 16 · 0.25 · key / √16, is the key's number
+    value = torch.arange(96.0, device=device)[:, None].expand(96, 16).contiguous()
+    out, lse, rescales = best_lazy_attention(query, key, value, 16, 16, 8.0)
+    right = torch.logsumexp(query @ key.T / 4, dim=1)
+    print(f"steps of {step}: {int(rescales[0])} rescales in 5 blocks, lse {lse[0]:.4f}, PyTorch's {right[0]:.4f}")
+
+# %% [markdown]
+# ## Weights of eight bits, and how far a reference may lag · deeper
+#
+# A Blackwell multiplies numbers of 8 bits at twice the rate of 16. To use that, the weights of attention must be
+# rounded to 8 bits before they are multiplied with V. In *e4m3*, the format of exercise 18.8, the largest number is 448
+# and the smallest above 0 is $2^{-9}$. If the reference of a row is its maximum, its weights lie between 0 and 1, and
+# those below $2^{-10}$ become 0. So kernels add a *shift*, usually 8, to each exponent:
+#
+# $$\text{weight} = 2^{\,\text{score} - \text{reference} + \text{shift}}$$
+#
+# Now the largest weight is 256, and weights are kept down to $2^{-18}$ of it. The row sum has the factor $2^8$ as well,
+# so the quotient, output over sum, does not change.
+#
+# With lazy rescaling a score may exceed the reference. The *head room* is the largest excess whose weight is still a
+# number of the format. In base 2 that is $\log_2 448 - 8 = 0.807$. For *e5m2*, which has five bits of exponent and two
+# of mantissa, it is $\log_2 57344 - 8 = 7.807$.
+#
+# For example, take a row with two keys in two blocks, with the scores 0 and 4, and let both values be 1. The output is
+# an average of the values, so it must be 1. Suppose that the threshold is 4. Then the reference stays 0. The weights
+# are $2^8 = 256$ and $2^{12} = 4096$, and their sum is 4,352. But in e4m3 the second weight becomes 448. The output is
+# $(256 + 448) / 4352 = 0.16$. With a threshold of 0.75 the second block makes 4 the reference, and 256 is rescaled to
+# 16. The output is $(16 + 256) / 272 = 1$.
+#
+# This happened in FlashAttention-4, whose threshold for 8 bits was 4: the cosine similarity with the output in 16 bits
+# fell to 0.86 at 128 keys ([flash-attention#2577](https://github.com/Dao-AILab/flash-attention/issues/2577)). One pair
+# of constants served both formats, so e4m3 had up to 1.6 times the error of e5m2, although it has one bit of mantissa
+# more ([flash-attention#2717](https://github.com/Dao-AILab/flash-attention/pull/2717)). A smaller threshold has a
+# price. With 0.75 instead of 4 the forward took 11 % longer at 8,192 keys, on a card that is not named
+# ([vllm-project/flash-attention#166](https://github.com/vllm-project/flash-attention/pull/166)).
+#
+# The next cell computes rows of 8,192 scores whose standard deviation is 1 before they are brought to base 2. Their
+# reference is the maximum of the first 128 keys, which a threshold of 4 leaves as it is in nearly every row. With each
+# row's own maximum, rounding to e4m3 would change the output by 2.6 %. **Predict** by how much it changes where weights
+# are cut off at 448, in percent.
+
+# %%
+predict("19 error of FP8 attention, threshold 4", ..., "%")
+
+# %%
+generator = torch.Generator().manual_seed(0)
+scores = (torch.randn(256, 8192, generator=generator) * math.log2(math.e) * 64).round() / 64
+value = torch.randn(8192, 16, generator=generator).to(torch.float8_e4m3fn)
+exact = torch.softmax(scores.double() * math.log(2), dim=1) @ value.double()
+
+
+def off_by(out):
+    return float(100 * (out - exact).norm() / exact.norm())
+
+
+lagging = scores[:, :128].amax(dim=1, keepdim=True)
+weights = torch.exp2(scores - lagging + 8)
+cut = weights.clamp(max=448).to(torch.float8_e4m3fn).float()
+error = off_by(cut @ value.float() / weights.sum(dim=1, keepdim=True))
+print(f"{(weights > 448).sum(dim=1).float().mean():.1f} of 8,192 weights of a row are cut off")
+measured("19 error of FP8 attention, threshold 4", error, "%")
+
+# %% [markdown]
+# Only a few weights of a row are cut off, but they are its largest. In the exercise your function takes the threshold
+# that it is asked for only as far as the format allows.
+
+# %%
+# Exercise 19.4 · The head room of FP8
+def head_room(dtype: torch.dtype, shift: int) -> float:
+    """By how much, in base 2, a score may exceed its row's reference, so that its weight still fits in the format.
+
+    dtype: torch.float8_e4m3fn or torch.float8_e5m2. shift: a whole number, 0 to 8, for e5m2 to 15.
+    Returns: the largest x, a Python float, for which 2^(x + shift) is not above the format's largest number.
+    """
+    # BEGIN SOLUTION
+    return math.log2(torch.finfo(dtype).max) - shift
+    # END SOLUTION
+
+
+def fp8_attention(
+    scores: torch.Tensor, value: torch.Tensor, dtype: torch.dtype, shift: int, threshold: float, block: int
+) -> torch.Tensor:
+    """The output of attention from its scores, with weights that are rounded to 8 bits.
+
+    scores: float32 [rows, keys] in base 2: the weights are powers of 2, not of e. They are whole multiples of 1/64
+        between -10⁴ and 10⁴, so their differences are exact, and no weight lies half way between two codes.
+    value: [keys, dim], of the dtype float8; its numbers are finite. Rows, keys and dim are at least 1 of each, and both
+        tensors are contiguous.
+    dtype: torch.float8_e4m3fn or torch.float8_e5m2. shift: as above. threshold: 0 to 16, a multiple of 1/64.
+    block: the number of keys in a block, at least 1. It need not divide the keys: the last block may have fewer.
+    Returns: float32 [rows, dim]. Each row goes by itself through the blocks of keys, in ascending order. Its reference
+    starts as its maximum over the first block. If its maximum over a later block exceeds the reference by more than
+    min(threshold, head room), that maximum becomes the reference, and the row's sum and output are multiplied by
+    2^(old - new). Else the reference stays. Weights are 2^(score - reference + shift) in float32. The row's sum adds
+    them as they are. The products with value take them rounded to dtype, and are added up in float32. The result is
+    output / sum.
+    """
+    # BEGIN SOLUTION
+    limit = min(threshold, head_room(dtype, shift))
+    reference = scores[:, :block].amax(dim=1)
+    total = torch.zeros_like(reference)
+    out = torch.zeros(len(scores), value.shape[1], device=scores.device)
+    for part, values in zip(scores.split(block, dim=1), value.split(block)):
+        largest = part.amax(dim=1)
+        renewed = torch.where(largest > reference + limit, largest, reference)
+        rescale = torch.exp2(reference - renewed)
+        weights = torch.exp2(part - renewed[:, None] + shift)
+        total = total * rescale + weights.sum(dim=1)
+        out = out * rescale[:, None] + weights.to(dtype).float() @ values.float()
+        reference = renewed
+    return out / total[:, None]
+    # END SOLUTION
+
+# %%
+best_head_room, best_fp8_attention = check("19.4", head_room, fp8_attention).best
+
+# %% [markdown]
+# With your function the threshold of 4 does no harm, because in e4m3 it acts as 0.807. Its error is that of rounding
+# to three bits of mantissa, as with a threshold of 0.
+
+# %%
+for threshold in (0.0, 0.75, 4.0):
+    out = best_fp8_attention(scores, value, torch.float8_e4m3fn, 8, threshold, 128)
+    print(f"threshold {threshold:<5} error {off_by(out):.1f} %")
+
+# %% [markdown]
+# ## Who lies where in tensor memory · deeper
+#
+# On Hopper the results of the tensor cores lie in registers. Blackwell has a separate memory for them, the *tensor
+# memory*. It has 512 *columns*, and each column has 128 *lanes* of 4 bytes. A tile of 128 rows uses one lane for each
+# row, so a float32 matrix of 128 rows and 128 columns takes 128 columns of tensor memory.
+#
+# A multiprocessor works on two tiles of queries at once: while the softmax of one tile runs, the tensor cores multiply
+# for the other. For head dimension 128 and blocks of 128 keys each tile needs:
+#
+# | what | numbers | columns |
+# |---|---|---|
+# | S, the scores | 128 × 128, float32 | 128 |
+# | P, the weights | 128 × 128, 16 bits, two in a column | 64 |
+# | O, the output | 128 × 128, float32 | 128 |
+#
+# Two tiles would need 640 columns, and there are 512. But the softmax reads all of S into registers before it writes P.
+# So P may lie in columns of its own S, and then two tiles fill exactly 512. You write such a plan for any sizes.
+#
+# Sharing columns has a price: somebody has to keep the order. The *product warp* is a single warp that does nothing but
+# start products. A product runs by itself, and the warp goes on at once. The tensor cores run the products in the order
+# in which they were started. Each tile has a *softmax group*, which reads S and writes P. One *correction group* serves
+# both tiles. It rescales O before the next product adds to it, because the running maximum may have grown (chapter 3).
+#
+# You also write the steps of the product warp. Suppose that it starts the scores of block 1 before the output product
+# of block 0. Then the new scores overwrite weights that were not read yet. In FlashAttention-4 P overlaps S too, and a
+# reader asked whether the next scores can overwrite P, since no barrier stands between the two products
+# ([Dao-AILab/flash-attention#2196](https://github.com/Dao-AILab/flash-attention/issues/2196)). It is their order alone
+# that keeps them apart.
+#
+# That order does not help with the correction, which is no product. The product warp has to wait for it. In vLLM's copy
+# of FlashAttention the correction for head dimension 256 reported that it was done while it might still be reading O,
+# so the next product could overwrite O too early
+# ([vllm-project/flash-attention#182](https://github.com/vllm-project/flash-attention/pull/182)).
+#
+# The warp must also keep the tensor cores busy. Suppose that a product takes 10 ticks and a softmax 20. A block needs
+# four products, two for each tile: 40 ticks. One tile alone needs 10 + 20 + 10 = 40 ticks a block, so two tiles in turn
+# take 80. If one tile's products run during the other's softmax, both take 40 together. **Predict** how many ticks your
+# warp takes for six blocks, from the beginning of the first product to the end of the last.
+
+# %%
+predict("19 ticks of six blocks, two tiles", ..., "ticks")
+
+# %%
+# Exercise 19.5 · The plan of the tensor memory
+def plan(tiles: int, keys: int, value_dim: int):
+    """Which columns of tensor memory S, P and O of each tile take.
+
+    tiles: 1 … 16, all at work at once. A tile has 128 rows of queries, and each row takes a lane of its own.
+    keys: keys of a block, even, 2 … 512. value_dim: numbers of a value, 1 … 512.
+    A row of S has a float32 number for each key, a row of P a 16-bit one for each key, a row of O a float32 number for
+    each element of a value. A column has 4 bytes in each lane, and there are the columns 0 … 511.
+    Returns: {"S0": (first column, columns), "P0": …, "O0": …, "S1": …} for tiles 0 … tiles - 1, in whole numbers, with
+    exactly as many columns as are needed. P may share columns with the S of its own tile; no other two share any. Where
+    regions lie and in which order is your choice. None if there is no such plan, and only then.
+    """
+    # BEGIN SOLUTION
+    each = keys + value_dim  # P lies in the right half of its S
+    if tiles * each > 512:
+        return None
+    regions = {}
+    for tile in range(tiles):
+        first = tile * each
+        regions[f"S{tile}"] = first, keys
+        regions[f"P{tile}"] = first + keys // 2, keys // 2
+        regions[f"O{tile}"] = first + keys, value_dim
+    return regions
+    # END SOLUTION
+
+
+def product_warp(blocks: int):
+    """The steps of the warp that starts the products of two tiles, 0 and 1. Both have so many blocks, at least 1.
+
+    Yields (or returns a list of) steps:
+        ("scores", tile, block)             starts the product S = Q Kᵀ of a tile and block, and goes on at once
+        ("output", tile, block)             starts the product O += P V, and goes on at once; block 0 overwrites O
+        ("wait", "weights", tile, block)    goes on when the softmax has written the weights P of the block
+        ("wait", "corrected", tile, block)  goes on when O has been rescaled for the block; for block 0 at once
+    Each tile needs both products of each block 0 … blocks - 1 once, in ascending order of blocks. P lies in columns of
+    its S. The tensor cores run the products one after the other, in the order in which they were started. The softmax
+    of a tile begins by itself when the scores are there. The correction of a block, from 1 on, begins when the softmax
+    has read its scores and the output product of the block before has ended. Keys and values are always there.
+    All must be right in every order of events: each product, softmax and correction may take any time.
+    The tensor cores must not idle more than they have to. If each product takes p ticks, each softmax s, and each
+    correction ends before the weights of its block are written, all takes at most (blocks + 1) · max(4 p, 2 p + s).
+    """
+    # BEGIN SOLUTION
+    yield "scores", 0, 0
+    yield "scores", 1, 0
+    for block in range(blocks):
+        for tile in (0, 1):
+            yield "wait", "weights", tile, block
+            yield "wait", "corrected", tile, block
+            yield "output", tile, block
+            if block + 1 < blocks:
+                yield "scores", tile, block + 1  # runs behind the output, so P has been read by then
+    # END SOLUTION
+
+# %%
+best_plan, best_product_warp = check("19.5", plan, product_warp).best
+
+# %% [markdown]
+# The next cell plays your warp on your plan: six blocks, 10 ticks a product, 20 a softmax, 5 a correction. This is a
+# model, and its ticks are made up. Nothing in this chapter was run on a Blackwell.
+
+# %%
+from course_lib.figures.blackwell.columns import draw_columns
+from course_lib.figures.blackwell.roles import draw_roles
+from course_lib.hardware.tensor_memory_model import play_tensor_memory
+
+columns, events = best_plan(2, 128, 128), []
+played = play_tensor_memory({"product_warp": best_product_warp}, columns, 6, [[10, 10]], [[5, 15]], [5], events=events)
+print(played["ending"])
+print(measured("19 ticks of six blocks, two tiles", max(end for *_, end in events), "ticks"))
+draw_columns(columns)
+
+# %%
+draw_roles(events)
+
+# %% [markdown]
+# It should be about 260 ticks. The tensor cores work in 240 of them. They wait for 10 ticks after the first scores, and
+# for 10 before the last output. In between they never stop. If a softmax took 40 ticks, one tile alone would need 60
+# for a block. There are only 40 ticks of products in that time, so the tensor cores would idle for a third of it.
+
+# %% [markdown]
+# **The real kernel.** `course_lib/kernels/blackwell/flash.py` is an attention kernel for a B200, with these roles, this
+# plan and your order of products. It is written in Gluon, a language one level below Triton. Nothing has run it on a
+# Blackwell. But it can be compiled without one, and its source was played on a CPU in many orders of events, as your
+# product warp was. The next cell compiles it for a B200 (sm_100) and counts a few instructions. `tcgen05.mma` starts a
+# product, `tcgen05.ld` and `tcgen05.st` move rows between tensor memory and registers.
+#
+# One such instruction multiplies 128 rows by 128 columns, over 16 numbers of the inner dimension. **Predict** how
+# many `tcgen05.mma` one product $Q K^T$ of 128 × 128 × 128 needs.
+
+# %%
+predict("19 tcgen05.mma of one product", ..., "instructions")
+
+# %%
+from course_lib.kernels.blackwell.flash import compile_cases
+
+(case,) = [case for case in compile_cases() if case.label.startswith("bf16 128")]
+(view,) = compile_many(case.requests())
+started = {"tcgen05.mma": "tcgen05.mma.cta", "tcgen05.ld": "tcgen05.ld.sync", "tcgen05.st": "tcgen05.st.sync"}
+counts = {name: view.ptx.count(words) for name, words in started.items()}
+print(f"{counts}; {view.spill_bytes} bytes of spills")
+measured("19 tcgen05.mma of one product", counts["tcgen05.mma"] // 6, "instructions")
+
+# %% [markdown]
+# The code has six products: the first scores of both tiles, and in the loop the output and the next scores of both.
+# Each is $128 / 16 = 8$ instructions, started by one thread. On a Hopper, four warps would start each product together,
+# and its result would fill their registers.
+
+# %% [markdown]
+# ## Two multiprocessors, one product · deeper
+#
+# The backward pass has another bottleneck. It multiplies five times where the forward multiplies twice (chapter 10),
+# and it has no more exponentials. So the exponential unit is no longer the slowest.
+#
+# | product | operands in shared memory | in tensor memory |
+# |---|---|---|
+# | $S = Q K^T$ | Q, K | |
+# | $dP = dO \, V^T$ | dO, V | |
+# | $dV \mathrel{+}= P^T dO$ | dO | P |
+# | $dK \mathrel{+}= dS^T Q$ | Q | dS |
+# | $dQ = dS \, K$ | dS, K | |
+#
+# For a tile of 128³ each operand has 32 KiB, and shared memory delivers 128 bytes in a cycle. So an operand takes 256
+# cycles, and the eight operands of the table take 2,048. There is more to move. The last product needs dS in shared
+# memory, so it is written there: 256 cycles. And dQ is a sum over *all* keys, but a program has only its own block of
+# keys. It therefore writes its part of dQ in float32 to shared memory, from where the copy engine adds it to global
+# memory. That is 64 KiB written and 64 KiB read: 1,024 cycles.
+#
+# **Predict** how many cycles shared memory takes in all, beside the 2,560 cycles of the five products.
+
+# %%
+predict("19 cycles of shared memory in the backward", ..., "cycles")
+
+# %%
+from course_lib.hardware.cycles import CHIPS, backward, forward
+
+B200 = CHIPS["B200"]
+print(f"{'':<26}{'products':>10}{'exponentials':>14}{'shared memory':>15}")
+for name, cycles in (("forward", forward(B200)), ("forward, in pairs", forward(B200, pair=True)),
+                     ("backward", backward(B200)), ("backward, in pairs", backward(B200, pair=True))):
+    print(f"{name:<26}{cycles.products:>10,.0f}{cycles.exponentials:>14,.0f}{cycles.shared_memory:>15,.0f}")
+measured("19 cycles of shared memory in the backward", backward(B200).shared_memory, "cycles")
+
+# %% [markdown]
+# Shared memory takes 3,328 cycles, which is 30 % more than the products. Tensor cores that are twice as fast gain
+# nothing here, unless fewer bytes are read.
+#
+# On a Blackwell GPU two neighbouring multiprocessors can run *one* product of 256 rows together. Each of them keeps its
+# own 128 rows of the first operand. The second operand is the same for both, so each stages only half of it, and
+# their tensor cores read both halves. In the forward pass, K and V then take half as many bytes: 512 cycles instead
+# of 768.
+#
+# In the backward pass a pair saves more than that. The two multiprocessors have different keys, and dQ is a sum over
+# keys. So they exchange half of dS. Then each of them has *all* keys of the pair for *half* of the queries, and it
+# computes the finished sum for those. Together they add half as many numbers to global memory as before.
+#
+# By our count this takes 2,560 cycles: 1,536 for operands, 256 to write dS, 256 for the half that is exchanged, and 512
+# for dQ. The paper says 2,688. We could not reproduce that figure. By either count, the products and the shared memory
+# now take about as long.
+#
+# The exchange pays on Hopper too. There two multiprocessors cannot share a product, but they can read each other's
+# shared memory. In a change proposed to FlashAttention, the backward pass for head dimension 256 went from 471 to 530
+# TFLOP/s by the exchange (one H200, 16k tokens). With the additions to global memory left out, which gives wrong
+# results, the kernel of one multiprocessor ran at 747. So these additions were the bottleneck
+# ([flash-attention#2889](https://github.com/Dao-AILab/flash-attention/pull/2889)).
+#
+# **Equal bits in every run.** Additions to global memory come in any order, and float32 sums depend on the order
+# (chapter 10). If you want equal bits, each tile of dQ needs a fixed order. The usual way is a counter for each tile: a
+# program waits until the counter shows its turn, adds, and counts up. What that costs depends on the order in which
+# programs visit the tiles. Suppose that 16 programs, one for each block of keys, visit 16 tiles of dQ, and each visit
+# takes one step. **Predict** how many steps this takes if all programs go through the tiles from 0 to 15.
+
+# %%
+predict("19 steps with turns, all from tile 0 on", ..., "steps")
+
+# %%
+def steps_with_turns(programs, tiles, first):
+    """Steps until all is added. Program p visits tile first(p), then the next, and so on around; in turn at each."""
+    visits = [[(first(program) + step) % tiles for step in range(tiles)] for program in range(programs)]
+    # The turns at a tile: who would come first if nobody had to wait; of those who come together, the lower number.
+    turns = [sorted(range(programs), key=lambda program: (visits[program].index(tile), program))
+             for tile in range(tiles)]
+    done, steps = [0] * programs, 0
+    while any(count < tiles for count in done):
+        ready = [program for program in range(programs) if done[program] < tiles
+                 and turns[visits[program][done[program]]][0] == program]
+        for program in ready:
+            turns[visits[program][done[program]]].pop(0)
+            done[program] += 1
+        steps += 1
+    return steps
+
+together = steps_with_turns(16, 16, lambda program: 0)
+apart = steps_with_turns(16, 16, lambda program: program)
+print(f"all begin at tile 0: {together} steps; program p begins at tile p: {apart} steps")
+measured("19 steps with turns, all from tile 0 on", together, "steps")
+
+# %% [markdown]
+# If all programs begin at tile 0, the last of them waits 15 steps before it may add anything. If each begins at another
+# tile, nobody waits, and the bits are still equal in every run. FlashAttention-4 reports for its backward pass, with
+# head dimension 128 and 8k tokens, 1,248 TFLOP/s with one multiprocessor and 1,360 with two. In a fixed order they
+# reach 980 and 1,167 ([flash-attention#2280](https://github.com/Dao-AILab/flash-attention/pull/2280); the kernel is for
+# Blackwell, the card is not named).
+
+# %% [markdown]
+# ## The longest first · deeper
+#
+# Under a causal mask a tile of queries reads all blocks of keys up to its own. With 4,096 tokens in tiles and blocks of
+# 128, a head has 32 tiles. The first reads one block, and the last reads 32. Each tile is a program, and a
+# multiprocessor that is free, here called a *slot*, takes the next program of the list. The kernel ends when the last
+# program ends, so the order of the list decides how long it takes.
+#
+# Take four programs that run for 1, 2, 3 and 4 units of time, on two slots. In this order the first slot runs 1 and 3,
+# and the second runs 2 and 4, which ends at 6. With the longest first, one slot runs 4 and 1, and the other 3 and 2.
+# Both end at 5, an even share of the 10 units. The longest first takes at most a third longer than the best order
+# ([Graham, 1969](https://doi.org/10.1137/0117039)), because short programs fill the gaps at the end.
+#
+# A plain grid starts the tiles head by head, the shortest of each head first. FlashInfer first turned the rows of each
+# head around, and later those of all heads together
+# ([flashinfer#3575](https://github.com/flashinfer-ai/flashinfer/pull/3575)).
+#
+# But then all heads are at work together, and their keys and values may not fit in the L2 cache. Those of one head of
+# 4,096 tokens, with head dimension 128 in 16 bits, have 2 · 4,096 · 128 · 2 bytes = 2 MiB. An H200's L2 has 50 MiB,
+# room for 25 such heads. So FlashAttention-4 cuts the heads into *sections*: as many heads as fit, rounded down to a
+# power of two, which is 16 here. In a section the last row of each of its heads comes first, then the row before, and
+# so on.
+#
+# The list must not be dealt out in advance. On an H200 a user gave each multiprocessor every 132nd tile of such a list.
+# At 16,384 tokens this reached 575 TFLOP/s, and one program for each tile had 623
+# ([flash-attention#2754](https://github.com/Dao-AILab/flash-attention/pull/2754)).
+#
+# Now take 16 such heads on the 132 multiprocessors of an H200. Each head has 1 + 2 + … + 32 = 528 blocks, so an even
+# share is 16 · 528 / 132 = 64 blocks. **Predict** after how many blocks the last program ends if a plain
+# grid starts them.
+
+# %%
+predict("19 end of a plain grid", ..., "blocks")
+
+# %%
+# Exercise 19.6 · The longest first
+import heapq
+
+
+def makespan(works: list[int], slots: int) -> int:
+    """When the last program ends. Whenever a slot is free, the next program of the list starts on it.
+
+    works: how long each program runs, in the order of the list: ints, each at least 1 and at most 10⁹. There may be
+        5,000 of them, and the list may be empty.
+    slots: 1 … 1,000. All are free at time 0, and each runs one program at a time, from beginning to end.
+    Returns: the time at which the last of the programs ends, a Python int; 0 if there are none.
+    """
+    # BEGIN SOLUTION
+    free = [0] * slots  # when each slot is free: a heap, its smallest number first
+    for work in works:
+        heapq.heapreplace(free, free[0] + work)
+    return max(free)
+    # END SOLUTION
+
+
+def heads_at_once(l2_bytes: int, tokens: int, head_dim: int, group: int) -> int:
+    """For how many query heads the keys and values fit in the L2 cache together: a power of two.
+
+    l2_bytes: the size of the cache, 1 … 2³².
+    tokens, head_dim: the keys and the values of a key head have so many rows and columns, at least 1. Their numbers
+        have 16 bits.
+    group: 1 … 128. Query heads 0 … group - 1 share the first key head, the next `group` query heads the second one, and
+        so on. What they share lies in the cache once.
+    Returns: the largest power of two n for which all keys and values of query heads 0 … n - 1 fit, a Python int. It is
+    1 if not even those of one key head fit.
+    """
+    # BEGIN SOLUTION
+    heads = l2_bytes // (2 * tokens * head_dim * 2) * group
+    return 1 << (max(1, heads).bit_length() - 1)
+    # END SOLUTION
+
+
+def tile_at(number: int, heads: int, tiles: int, section: int) -> tuple[int, int]:
+    """The tile of queries that comes at this place of the list, counted from 0.
+
+    The heads are cut into sections: the first `section` heads, the next, and so on. The last section has the heads that
+    are left, so it may have fewer. In a section the last row of each of its heads comes first, from the section's first
+    head to its last. Then comes the row before, in the same way, down to row 0. Then comes the next section.
+
+    number: 0 … heads · tiles - 1.
+    heads, tiles, section: at least 1. A head has the rows 0 … tiles - 1. The section may be larger than heads. There
+        may be 2⁴⁰ tiles, so do not loop over tiles, rows, heads or sections.
+    Returns: (head, row), a tuple or list of two Python ints.
+    """
+    # BEGIN SOLUTION
+    first = number // (section * tiles) * section
+    width = min(section, heads - first)
+    place = number - first * tiles
+    return first + place % width, tiles - 1 - place // width
+    # END SOLUTION
+
+# %%
+best_makespan, best_heads_at_once, best_tile_at = check("19.6", makespan, heads_at_once, tile_at).best
+
+# %% [markdown]
+# The next cell compares a plain grid, sections, and the longest first over all heads. A tile of row $r$ reads $r + 1$
+# blocks.
+
+# %%
+L2_BYTES, SLOTS = 50 << 20, 132
+
+
+def order_in_sections(heads, tiles, section):
+    return [best_tile_at(number, heads, tiles, section) for number in range(heads * tiles)]
+
+
+print(f"{'heads, tokens':>14}{'section':>9}{'even share':>12}{'plain grid':>12}{'sections':>10}{'all heads':>11}")
+for heads, tokens in ((16, 4096), (16, 16384), (64, 8192)):
+    tiles, section = tokens // 128, best_heads_at_once(L2_BYTES, tokens, 128, 1)
+    grid = best_makespan([row + 1 for _ in range(heads) for row in range(tiles)], SLOTS)
+    ends = [best_makespan([row + 1 for _, row in order_in_sections(heads, tiles, size)], SLOTS)
+            for size in (section, heads)]
+    even = heads * tiles * (tiles + 1) / 2 / SLOTS
+    print(f"{f'{heads}, {tokens:,}':>14}{section:>9}{even:>12.1f}{grid:>12}{ends[0]:>10}{ends[1]:>11}")
+    if tokens == 4096:
+        shown = measured("19 end of a plain grid", grid, "blocks")
+print(shown)
+
+# %%
+from course_lib.figures.sparse.loads import draw_loads
+from course_lib.hardware.schedule import scheduled
+
+HEADS, TILES, FEW_SLOTS = 4, 8, 7
+orders = {
+    "head by head, as a grid starts them": [(head, row) for head in range(HEADS) for row in range(TILES)],
+    "sections of two heads": order_in_sections(HEADS, TILES, 2),
+}
+plans = {name: scheduled([row + 1 for _, row in tiles], FEW_SLOTS) for name, tiles in orders.items()}
+owners = {name: [head for head, _ in tiles] for name, tiles in orders.items()}
+draw_loads(plans, FEW_SLOTS, "blocks of keys (dashed: an even share)", owners)
+
+# %% [markdown]
+# The picture has four heads of eight tiles, a colour for each, on seven slots. The plain grid ends at 25, because the
+# longest tiles of the last head start late. In sections the short tiles come last, and the end is at 21.
+#
+# With 16 heads of 4,096 tokens the plain grid ends at 85 blocks, a third after the even share, and the sections end at
+# 65. With 64 heads of 8,192 tokens each slot runs many tiles, so a long one at the end costs only 4 %. On an H200 the
+# authors of [FlashAttention-4](https://arxiv.org/abs/2603.05451) measured a gain of 4 to 8 % with a key head for each
+# query head, and of 7 to 14 % with one for all. This model does not show what sections save in the cache.
+
+# %% [markdown]
+# ## Four bits with scales · deeper
+#
+# A B200 multiplies numbers of four bits twice as fast as numbers of eight bits. Their format is called *e2m1*: a sign,
+# two bits of exponent and one of mantissa. It has the sizes 0, 0.5, 1, 1.5, 2, 3, 4 and 6, and no others. So each block
+# of neighbours in a row has a *scale*, by which its codes are multiplied. There are two formats:
+#
+# | | block | scale of a block | further scale | bits a number |
+# |---|---|---|---|---|
+# | **MXFP4** | 32 | $2^e$; one byte holds $e + 127$ | | 4 + 8/32 = 4.25 |
+# | **NVFP4** | 16 | an 8-bit float, e4m3 | one float32 for a tensor or a row | 4 + 8/16 = 4.5 |
+#
+# **MXFP4.** The largest number $L$ of a block must not exceed 6 scales, or it is cut. So $e$ is
+# $\log_2(L / 6)$, rounded *up*. If $L$ is 6.5, then $e$ is 1. The scale is 2, $L$ becomes 3.25, and the nearest code is
+# 3, which stands for 6. With $L = 10$ it becomes 5, halfway between 4 and 6. Of two neighbours at the same distance
+# the one with the even code is taken: 4 has code 6 and 6 has code 7, so it is 4.
+#
+# The text of the standard takes $\lfloor \log_2 L \rfloor - 2$ instead. That lets $L$ be almost 8 scales, and what
+# exceeds 6 is cut. A project that compared both rules on one model measured a perplexity of 23.54 with the standard's
+# and 22.50 with rounding up ([trinity#694](https://github.com/gHashTag/trinity/pull/694)). AMD's kernel library
+# moved from the first rule to the second because it had cut the largest number of 37 % of the blocks
+# ([aiter#3212](https://github.com/ROCm/aiter/pull/3212)). MLX rounded $e$ to the nearest whole number in its MX
+# formats. In its 8-bit one, a test with 512 blocks had 243 whose largest number was cut, by up to 29 %
+# ([mlx#4353](https://github.com/ml-explore/mlx/pull/4353)).
+#
+# **NVFP4.** An e4m3 number has all three bits of its mantissa from $2^{-6}$ up to its largest, 448. To use this range,
+# a further scale divides all numbers first, so that the block with the largest one gets the scale 448. Each block's
+# scale is then rounded to the nearest e4m3 number. That may make it too small by a seventeenth, so $L$ can be 6.375
+# scales, which becomes 6. A model's weights have one further scale for the whole tensor. In attention each row has one,
+# and the next section shows why.
+#
+# Rounding up has a price too: $L$ then lies anywhere between 3 and 6 scales, while NVFP4 puts it near 6. After the
+# exercise, a cell quantises 256 rows of 1,024 normal random numbers in both formats. **Predict** how many times as
+# large the error of MXFP4 is as that of NVFP4.
+
+# %%
+predict("19 error of MXFP4 over NVFP4", ..., "times")
+
+# %%
+# Exercise 19.7 · Four bits with scales
+def to_codes(numbers: torch.Tensor) -> torch.Tensor:
+    """Numbers, already divided by their scale, as codes of four bits, two in a byte.
+
+    numbers: float32 [rows, columns], contiguous, at least 1 row. columns is even, at least 2. At most 100 in size.
+    Returns: uint8 [rows, columns / 2]. Byte i of a row has the code of number 2i in its low four bits, and that of
+    number 2i + 1 in its high four bits. The lower three bits of a code, 0 … 7, say which of the sizes 0, 0.5, 1, 1.5,
+    2, 3, 4, 6 is nearest to the number's. Exactly halfway between two of them it is the even one of both codes; beyond
+    6 it is 7. The fourth bit is 1 for negative numbers. What becomes 0 may have either sign.
+    """
+    # BEGIN SOLUTION
+    sizes = numbers.abs()[..., None]
+    smaller_is_even, larger_is_even = torch.tensor([0.25, 1.25, 2.5, 5.0]), torch.tensor([0.75, 1.75, 3.5])
+    codes = (sizes > smaller_is_even).sum(-1) + (sizes >= larger_is_even).sum(-1)
+    codes += 8 * (numbers < 0)
+    return (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8)
+    # END SOLUTION
+
+
+def to_mxfp4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers in MXFP4.
+
+    x: float32 [rows, columns], contiguous. At least 1 row; columns is a multiple of 32, at least 32. Each number is 0
+        or between 1e-30 and 1e30 in size.
+    Returns: (codes, exponents), uint8 [rows, columns / 2] and uint8 [rows, columns / 32]. Block i of a row are its
+    numbers 32 · i … 32 · i + 31. The byte of its exponent is e + 127, where e is the smallest whole number for which
+    the block's largest magnitude is at most 6 · 2^e. It is 0 if all numbers of the block are 0. The codes are those of
+    the numbers divided by 2^e, as in to_codes.
+    """
+    # BEGIN SOLUTION
+    blocks = x.unflatten(-1, (-1, 32))
+    exponents = torch.log2(blocks.abs().amax(dim=-1) / 6).ceil().clamp(min=-127)
+    codes = to_codes((blocks / torch.exp2(exponents)[..., None]).flatten(-2))
+    return codes, (exponents + 127).to(torch.uint8)
+    # END SOLUTION
+
+
+def to_nvfp4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Numbers in NVFP4, with a scale for each row.
+
+    x: as in to_mxfp4.
+    Returns: (codes, scales, row_scales), uint8 [rows, columns / 2], float8_e4m3fn [rows, columns / 16] and float32
+    [rows]. A row's scale is its largest magnitude / (448 · 6), or 1 for a row of zeros. Block i of a row are its
+    numbers 16 · i … 16 · i + 15. The block's scale is its largest magnitude / 6 / the row's scale, or 2^-6 if that is
+    larger, rounded to the nearest e4m3 number. The codes are those of the numbers divided by both scales, the block's
+    as it was rounded. All of this in float32.
+    """
+    # BEGIN SOLUTION
+    blocks = x.unflatten(-1, (-1, 16))
+    largest = x.abs().amax(dim=-1)
+    row_scales = torch.where(largest > 0, largest / (448 * 6), 1.0)
+    scales = (blocks.abs().amax(dim=-1) / 6 / row_scales[:, None]).clamp(min=2**-6).to(torch.float8_e4m3fn)
+    codes = to_codes((blocks / (scales.float() * row_scales[:, None])[..., None]).flatten(-2))
+    return codes, scales, row_scales
+    # END SOLUTION
+
+# %%
+best_to_codes, best_to_mxfp4, best_to_nvfp4 = check("19.7", to_codes, to_mxfp4, to_nvfp4).best
+
+# %%
+SIZES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def restored(codes, scales):
+    """What codes stand for, with a scale for each block, whatever its width."""
+    halves = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2).long()
+    numbers = SIZES[halves & 7] * (1 - (halves >> 3) * 2)
+    return numbers * scales.repeat_interleave(numbers.shape[1] // scales.shape[1], dim=1)
+
+
+def from_mxfp4(codes, exponents):
+    return restored(codes, torch.exp2(exponents.float() - 127))
+
+
+def from_nvfp4(codes, scales, row_scales):
+    return restored(codes, scales.float() * row_scales[:, None])
+
+
+def root_mean_square(x):
+    return x.square().mean().sqrt().item()
+
+
+numbers = torch.randn(256, 1024, generator=torch.Generator().manual_seed(0))
+mx = root_mean_square(from_mxfp4(*best_to_mxfp4(numbers)) - numbers)
+nv = root_mean_square(from_nvfp4(*best_to_nvfp4(numbers)) - numbers)
+print(f"MXFP4 {100 * mx:.1f} %, NVFP4 {100 * nv:.1f} % of the numbers' own size")
+measured("19 error of MXFP4 over NVFP4", mx / nv, "times")
+
+# %% [markdown]
+# NVFP4 takes a quarter of a bit more, and its error is 18 % smaller.
+
+# %% [markdown]
+# ## Attention in four bits · deeper
+#
+# Both products of attention can run in four bits. SageAttention3 does so in NVFP4
+# ([arXiv 2505.11594](https://arxiv.org/abs/2505.11594)), and two of its steps make it work.
+#
+# **The mean key is subtracted.** A few channels of the keys are large in every token, so they set the scales of their
+# blocks, and little is left for what differs from token to token. Let $\bar k$ be the mean of all keys of a head. With
+# $k_j - \bar k$ in place of $k_j$, each score of query $q$ becomes smaller by $q \cdot \bar k$. This is the same number
+# for the whole row, and a softmax does not change if a constant is subtracted from its row. The values' mean must stay:
+# the weights of a row add up to 1, so $V - \bar v$ would take $\bar v$ off the output.
+#
+# **Each row of weights has a scale.** Weights lie between 0 and 1, and with 4,096 keys many are near 1/4,096. The scale
+# of such a block, 1 / 4,096 / 6, is far below e4m3's smallest. Without a further scale it becomes $2^{-6}$, and all of
+# the block's codes are 0. With the row's scale, the largest weight of each row lies at 448 · 6. The developer of an
+# inference engine had measured this collapse and planned both steps as the cure
+# ([imp#846](https://github.com/kekzl/imp/issues/846)). With both built, the quality was still judged too low at a
+# language model's context lengths ([imp#868](https://github.com/kekzl/imp/pull/868)).
+#
+# The next cell runs attention with 4,096 keys, four of whose 64 channels are large. It rounds both operands of both
+# products to NVFP4, restores them and multiplies in float32, so it shows errors and no times. **Predict** the error
+# without a row scale of the weights, in percent of the output's size.
+
+# %%
+predict("19 error without a row scale", ..., "%")
+
+# %%
+def in_nvfp4(x):
+    return from_nvfp4(*best_to_nvfp4(x))
+
+
+def without_row_scale(weights):
+    """The same with all row scales 1: each row gets one more block, whose largest number is 448 · 6."""
+    more = torch.zeros(len(weights), 32)
+    more[:, 0] = 448.0 * 6
+    return in_nvfp4(torch.cat((weights, more), dim=1))[:, : weights.shape[1]]
+
+
+def attention(query, key, value, of_operands, of_weights):
+    scores = of_operands(query) @ of_operands(key).T / math.sqrt(query.shape[1])
+    weights = torch.exp(scores - scores.amax(dim=1, keepdim=True))
+    weights = weights / weights.sum(dim=1, keepdim=True)
+    return of_weights(weights) @ of_operands(value.T.contiguous()).T
+
+
+generator = torch.Generator().manual_seed(1)
+query, key, value = (torch.randn(rows, 64, generator=generator) for rows in (128, 4096, 4096))
+key[:, ::16] += 20
+value += 0.5
+exact = attention(query, key, value, lambda x: x, lambda x: x)
+outputs = {
+    "as they come": attention(query, key, value, in_nvfp4, in_nvfp4),
+    "K's mean off": attention(query, key - key.mean(0), value, in_nvfp4, in_nvfp4),
+    "K's and V's mean off": attention(query, key - key.mean(0), value - value.mean(0), in_nvfp4, in_nvfp4),
+    "K's mean off, no row scale": attention(query, key - key.mean(0), value, in_nvfp4, without_row_scale),
+}
+errors = {name: 100 * root_mean_square(output - exact) / root_mean_square(exact) for name, output in outputs.items()}
+for name, error in errors.items():
+    print(f"{name:<28}{error:>6.1f} %")
+measured("19 error without a row scale", errors["K's mean off, no row scale"], "%")
+
+# %% [markdown]
+# Taking off the mean key halves the error. If the mean of the values is taken off as well, hardly anything of the
+# output is left, because here it is mostly that mean. Without a row scale nearly all weights become 0, and so does the
+# output.
+
+# %% [markdown]
+# `course_lib/kernels/quantised/fp4_attention.py` is such a kernel. On a Blackwell GPU the tensor cores take the codes
+# with their scales; on others the kernel restores the numbers and multiplies in 16 bits, so that you can look at its
+# error anywhere. That error depends on how far the scores spread. With 4,096 keys and all four operands in NVFP4 it is
+# 1.2 % of the output for scores with standard deviation 1, 6 % for 2, and 24 % for 4, because a wrong score is then
+# multiplied into a wrong weight. Four bits suit smooth attention, and not peaked attention.
+
+# %% [markdown]
+# ## Finale: one forward pass with all ideas
+#
+# `attention_with_ideas` in `course_lib/kernels/attention/ideas.py` is the library's plain Triton kernel for attention,
+# in which each idea can be switched on by itself. It takes two of your functions: the exponential of 19.2, which the
+# kernel calls for a share of the keys, and the order of 19.6. The threshold is a number.
+#
+# The next cell runs it with one idea more each time, on causal attention with 4 heads of 256 tokens. It compares every
+# result with attention in float64.
+
+# %%
+from course_lib.kernels.attention.ideas import attention_with_ideas, default_tiles
+
+generator = torch.Generator().manual_seed(19)
+heads, tokens, dim = 4, 256, 64
+query, key, value = (torch.randn(1, heads, tokens, dim, generator=generator).to(device, torch.float16)
+                     for _ in range(3))
+query = 3 * query  # so that scores spread
+tile_rows = default_tiles(query).query_rows
+row_tiles = tokens // tile_rows
+order = torch.tensor([best_tile_at(number, heads, row_tiles, 2) for number in range(heads * row_tiles)],
+                     dtype=torch.int32, device=device)
+exact = F.scaled_dot_product_attention(query.double(), key.double(), value.double(), is_causal=True)
+ideas, switched = {
+    "as it is": {}, "+ lazy rescaling": {"threshold": 8.0}, "+ your exponential for 8 of 32": {"share": 8},
+    "+ your order": {"order": order},
+}, {"causal": True, "exp2": best_exp2_polynomial}
+for name, idea in ideas.items():
+    switched |= idea
+    output, _, rescales = attention_with_ideas(query, key, value, **switched)
+    error = (output.double() - exact).abs().max().item()
+    print(f"{name:<32} largest error {error:.1e}, rescales of a tile {rescales.float().mean().item():.2f}")
+
+tiles = default_tiles(query)
+yours = best_lazy_attention(query[0, 0], key[0, 0], value[0, 0], tiles.query_rows, tiles.key_rows, 8.0)
+library = attention_with_ideas(query[:, :1], key[:, :1], value[:, :1], threshold=8.0)
+print(f"your kernel of 19.3, head 0 without a mask: it differs from this one by at most "
+      f"{(yours[0] - library.output[0, 0]).abs().max().item():.1e}; rescales of its tiles "
+      f"{yours[2].tolist()} and {library.rescales[0, 0].tolist()}")
+
+# %% [markdown]
+# The error stays within what float16 makes of it. With lazy rescaling, weights reach up to 256 before they are rounded,
+# but a float16 number has the same relative precision there. The order does not change the result at all.
+#
+# Now the time that the model of 19.1 predicts for a B200, which has 148 multiprocessors. Take causal attention with 16
+# heads of 4,096 tokens and head dimension 64. A tile that is rescaled multiplies its 128 rows of output once more,
+# which takes 128 · 64 instructions. A usual tile is rescaled at every block, a lazy one at 3 of 63, as counted above
+# for a deviation of 3. **Predict** by how many percent all ideas together shorten the forward pass.
+
+# %%
+predict("19 all ideas on a B200", ..., "%")
+
+# %%
+HEADS, TOKENS, DIM, B200_CHIP, SLOTS = 16, 4096, 64, (8192, 16, 128), 148
+INSTRUCTIONS, OTHERS = 9, 4  # for a polynomial of degree 3; for each score beside its exponential
+scores = 128 * 128
+products, exponentials, memory = best_forward_cycles(128, 128, DIM, B200_CHIP)
+
+
+def cycles_of_a_block(rescales, polynomial):
+    """The longest of the four units. rescales: of a tile, for each block. polynomial: with the best share, or none."""
+    others = OTHERS + rescales * 128 * DIM / scores
+    share = best_best_share(128, 128, DIM, B200_CHIP, INSTRUCTIONS, others) if polynomial else 0
+    return max(products, memory, (1 - share) * exponentials, scores * (others + share * INSTRUCTIONS) / 128)
+
+
+def thousand_cycles(cycles, section):
+    """Until the last tile ends; section None: as a grid starts them, head by head, the short ones first."""
+    tiles = TOKENS // 128
+    listed = ([(head, row) for head in range(HEADS) for row in range(tiles)] if section is None
+              else [best_tile_at(number, HEADS, tiles, section) for number in range(HEADS * tiles)])
+    return best_makespan([round((row + 1) * cycles) for _, row in listed], SLOTS) / 1000
+
+
+section = best_heads_at_once(50 * 2**20, TOKENS, DIM, 1)
+steps = {"as it is": (1, False, None), "+ lazy rescaling, 3 of 63 blocks": (3 / 63, False, None),
+         "+ the best share": (3 / 63, True, None), f"+ longest first, {section} heads at once": (3 / 63, True, section)}
+ends = []
+for name, (rescales, polynomial, order) in steps.items():
+    cycles = cycles_of_a_block(rescales, polynomial)
+    ends.append(thousand_cycles(cycles, order))
+    print(f"{name:<40}{cycles:>8,.0f} cycles a block{ends[-1]:>8.0f} thousand in all")
+measured("19 all ideas on a B200", 100 * (1 - ends[-1] / ends[0]), "%")
+
+# %% [markdown]
+# > **The answer.** What would you change, when the products became twice as fast and the exponentials did not? You
+# > would give a share of the exponentials to the multiply-adds, which shortens a block at head dimension 64 from 1,024
+# > to 784 cycles. You would not multiply the output at every block, since most rescales are not needed. You would keep
+# > the scores, the weights and the output in tensor memory. And you would start the longest tiles first, so that no
+# > multiprocessor works alone at the end. Together the model says 41 % less time for this case.
+#
+# Look at the second line of the output: by this model, lazy rescaling alone gains nothing. The multiply-add unit is
+# not the slowest one, so the model does not care what it does. What the model leaves out is waiting. The output product
+# of a block cannot start before the correction has rescaled O (exercise 19.5), so each skipped rescale takes one step
+# out of a chain in which three groups of warps wait for each other.
+#
+# **On the GPU at hand.** The same kernel shows which of the ideas pay on your GPU. On a Hopper the products take longer
+# than the exponentials, so expect nothing from the polynomial there: in an earlier version of the course's kernel with
+# warp roles, on an H200 at head dimension 64, one exponential in eight by multiply-adds lowered 533 to 494 TFLOP/s.
+
+# %%
+if on_gpu:
+    from course_lib.hardware.timing import measure_together
+    from course_lib.kernels.attention.order import longest_first
+
+    query, key, value = (torch.randn(4, 16, 4096, 64, device=device, dtype=torch.float16) for _ in range(3))
+    library_order = longest_first(query, key, default_tiles(query).query_rows)
+    common = {"causal": True, "exp2": best_exp2_polynomial, "counted": False, "validate": False}
+    timings = measure_together({
+        "as it is": partial(attention_with_ideas, query, key, value, **common),
+        "lazy rescaling": partial(attention_with_ideas, query, key, value, threshold=8.0, **common),
+        "your exponential, 8 of 32": partial(attention_with_ideas, query, key, value, share=8, **common),
+        "longest first": partial(attention_with_ideas, query, key, value, order=library_order, **common),
+    })
+    flops = 2 * query.numel() * 4096  # causal: half of 4 · length² · dimension for each head
+    for name, timing in timings.items():
+        print(f"{name:<28}{flops / timing.median / 1e12:>6,.0f} TFLOP/s")
+else:
+    print("This needs a GPU: in the interpreter a kernel's time says nothing about it.")
+
+# %% [markdown]
+# ## The chapter's ideas at a glance
+#
+# | 2^x from multiply-adds | |
+# |---|---|
+# | wins | B200, head dimension 64: a tile takes 783 cycles instead of 1,024 (computed) |
+# | loses | on an H200 the course's forward went from 533 to 494 TFLOP/s (measured): there the exponentials hide |
+# | falls back | B300: 32 exponentials in a cycle, so the share is 0 |
+# | trap | rounding to the nearest whole number with a polynomial that was fitted on [0, 1) |
+#
+# | lazy rescaling | |
+# |---|---|
+# | wins | normal scores with deviation 3: a tile of 128 rows is rescaled 3 times instead of 61 (computed) |
+# | loses | scores with deviation 10: 33 times of 61 are left |
+# | falls back | threshold 0 is the usual online softmax |
+# | trap | FP8: weights up to 256 do not fit beside a shift of 2⁸. The threshold there is at most 0.807 |
+#
+# | tensor memory | |
+# |---|---|
+# | wins | P and O leave the registers; two tiles of queries fill all 512 columns |
+# | loses | head dimension 256: two tiles need 768 columns, so only one fits |
+# | falls back | – (it exists on data-centre Blackwell alone; an RTX 5090 has none) |
+# | trap | the next scores written over weights that the other product still reads |
+#
+# | longest first | |
+# |---|---|
+# | wins | causal, 16 heads of 4,096 tokens on 132 multiprocessors: 65 units of time instead of 85 (computed) |
+# | loses | all heads at once: their keys and values do not fit in the L2 cache |
+# | falls back | without a mask all tiles are equally long, and the order does not matter |
+# | trap | a last section with fewer heads than the others |
+#
+# | four bits | |
+# |---|---|
+# | wins | 4.5 bits a number in NVFP4, 4.25 in MXFP4; products at four times the rate of 16 bits (B200 data sheet) |
+# | loses | 17 % of a block's largest number may be lost to rounding in NVFP4, 20 % in MXFP4 (computed) |
+# | falls back | GPUs before Blackwell restore the numbers and multiply in 16 bits |
+# | trap | a scale rounded down: up to 25 % of the largest numbers is cut off |
+#
+# ## Check yourself
+#
+# Answer these on paper. Then run the next cell and open the answers.
+#
+# 1. A GPU has the tensor cores of a B200 and 8 exponentials in a cycle. How many cycles do the exponentials of a tile
+#    of 128³ take? Would you give some of them to multiply-adds?
+# 2. A row's reference is 3 and the threshold 8. The next blocks have the maxima 10, 11, 12 and 20 (base 2). What is the
+#    reference after each of them, and how large is the largest weight?
+# 3. With a shift of 2⁶ instead of 2⁸, how much may a score exceed the reference in e4m3?
+# 4. Two tiles of 128 queries with 64 keys a block and head dimension 128: how many columns of tensor memory do they
+#    need if P lies in S?
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+self_check(
+    f"{128 * 128 // 8:,} cycles, twice the {4 * 128**3 // 8192:,} of the products. Yes: every exponential that moves "
+    "makes the slowest unit faster, until multiply-adds or products take as long.",
+    "3, 3, 12 and 12. 10 and 11 exceed 3 by at most 8, so the reference stays. 12 exceeds it by 9, so it becomes 12. "
+    "20 exceeds that by exactly 8, so it stays. The largest weight is 2⁸ = 256, twice.",
+    f"log2(448) - 6 = {math.log2(448) - 6:.3f}. The weights then have two bits less room below.",
+    f"2 · (64 + 128) = {2 * (64 + 128)} of 512.",
+)
+
+# %% [markdown]
+# ## What production systems do
+#
+# All sources were read in November 2026.
+#
+# - **FlashAttention-4** has all ideas of this chapter, with shares, thresholds and orders chosen by head dimension and
+#   mask. Its first author and colleagues report up to 1,613 TFLOP/s on a B200, 71 % of the peak.
+# - **FP8 in FlashAttention-4** had a shift of 2⁸ and a threshold of 4, so weights above 448 were cut off. On a B300 the
+#   error beside 16 bits was 0.31 for logits with deviation 1.5, and 0.02 with a smaller shift
+#   ([flash-attention#2694](https://github.com/Dao-AILab/flash-attention/pull/2694)).
+# - **Triton** compiles `tl.dot` to tensor memory on a B200 by itself. Gluon shows it as an object that you allocate and
+#   plan, as `course_lib/kernels/blackwell/` does.
+#
+# ## Papers
+#
+# - Zadouri et al.: *FlashAttention-4: Algorithm and Kernel Pipelining Co-Design for Asymmetric Hardware Scaling*,
+#   [arXiv 2603.05451](https://arxiv.org/abs/2603.05451).
+# - Zhang et al.: *SageAttention3: Microscaling FP4 Attention for Inference and An Exploration of 8-Bit Training*,
+#   [arXiv 2505.11594](https://arxiv.org/abs/2505.11594).
+# - Graham: *Bounds on Multiprocessing Timing Anomalies*, SIAM Journal on Applied Mathematics 17, 1969.
+# - Open Compute Project: *OCP Microscaling Formats (MX) Specification*, version 1.0.
+
+# %%
+progress()
