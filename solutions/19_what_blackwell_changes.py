@@ -1,11 +1,12 @@
 # %% [markdown]
 # # 19 · What Blackwell changes: FlashAttention-4, recomputed
 #
-# **The question.** Take one tile of attention: 128 queries and 128 keys with a head dimension of 128. One
-# multiprocessor of an H100 needs 2,048 cycles for the two matrix products of this tile. One of a B200 needs 1,024,
-# because its tensor cores are twice as fast. But a tile also has 16,384 exponentials, one for each score. Both GPUs
-# compute 16 exponentials in a cycle, so they take 1,024 cycles on either. On the H100 they could hide behind the
-# products. On the B200 they take as long. What would you change in the kernel?
+# **The question.** Blackwell is the generation of NVIDIA's GPUs after Hopper. Take 128 queries and 128 keys with head
+# dimension 128. One multiprocessor of an H100, a Hopper, needs 2,048 cycles for the two matrix products of attention.
+# One of a B200, a Blackwell, needs 1,024, because its tensor cores are twice as fast. But there are also 16,384
+# exponentials, one for each score. Both GPUs compute 16 of them in a cycle, so they take 1,024 cycles on either. On the
+# H100 the exponentials can hide behind the products. On the B200 they take as long as the products. What would you
+# change in the kernel?
 #
 # Write down three answers: something that you would compute on another unit, something that you would not compute at
 # all, and something that you would keep in another memory.
@@ -13,9 +14,9 @@
 # FlashAttention-4 is a kernel for Blackwell GPUs that does all three. In this chapter you recompute where its figures
 # come from, write its ideas yourself, and put them together into one forward pass.
 #
-# **You need no Blackwell.** Nothing in this chapter has run on one: we had none. You count cycles, you run kernels in
-# the interpreter or on the GPU at hand, and you play schedules on a model. Figures that others measured on a B200 are
-# quoted with their source.
+# **You need no Blackwell.** Nothing in this chapter has run on one, because we had none. You count cycles, run kernels
+# in the interpreter or on the GPU at hand, and play schedules on a model. Figures that others measured on a Blackwell
+# are quoted with their source.
 #
 # **Time.** About five and a half hours for all seven exercises, estimated. The **core path** takes two: exercises 19.1,
 # 19.2 and 19.3, and every section whose heading does not end in *deeper*. You need chapters 03 and 04. Some deeper
@@ -41,32 +42,28 @@ on_gpu = not interpreting()
 # %% [markdown]
 # ## Which unit limits
 #
-# A kernel is as fast as the unit with the most work. Attention's forward goes through the scores piece by piece: a
-# *tile* of queries, for example 128 rows, meets a *block* of 128 keys. Four units of a multiprocessor work on such a
-# piece, and they can do so at the same time.
+# A *tile* is the rows of queries that one program works on, here 128. A *block* is the keys that the program takes at
+# once, here 128 as well. Four units of a multiprocessor work on a tile and a block. They work at the same time, so the
+# unit with the most work decides how long this takes.
 #
-# - The **tensor cores** compute two products, $S = Q K^T$ and $O \mathrel{+}= P V$. In 16 bits they do 4,096 FLOPs a
-#   cycle on an H100, and 8,192 on a B200.
-# - The **exponential unit** makes the weights $P$ from the scores $S$. It makes 16 a cycle on both chips.
-# - **Shared memory** sends the tensor cores 128 bytes a cycle on both chips: $Q$ and $K$ for the first product, and $V$
-#   for the second. On a B200, $S$, $P$ and $O$ lie in a memory of their own, the *tensor memory*.
+# - The **tensor cores** compute two products, $S=QK^T$ and $O\mathrel{+}=PV$. In 16 bits they do 4,096 FLOPs a cycle on
+#   an H100, and 8,192 on a B200.
+# - The **exponential unit** computes the weights $P$ from the scores $S$, 16 a cycle on both GPUs.
+# - **Shared memory** sends the tensor cores 128 bytes a cycle on both GPUs: $Q$, $K$ and $V$. A B200 keeps $S$, $P$ and
+#   $O$ in *tensor memory*, a separate memory of 256 KiB beside the tensor cores.
 # - The **multiply-add unit** does the rest: it scales the scores, finds their maximum, adds up the weights and converts
-#   them to 16 bits. It starts 128 instructions a cycle, one for each number.
+#   them to 16 bits. It starts 128 instructions a cycle, each for one number.
 #
-# Take 128 rows, 128 keys and head dimension 128. The two products are $4 \cdot 128^3$ FLOPs: 2,048 cycles of an H100,
-# and 1,024 of a B200. The exponentials take $128^2 / 16 = 1024$ cycles on both, and shared memory sends 96 KiB in 768.
-# So on a B200 the exponentials take as long as the products. At head dimension 64 the products take 512 cycles, but
-# there are as many exponentials as before. Then the tensor cores wait half of the time.
+# At head dimension 128 the two products are $4\cdot128^3$ FLOPs: 2,048 cycles on an H100, and 1,024 on a B200. The
+# exponentials take $128^2/16=1024$ cycles on both, and shared memory sends 96 KiB in 768. At head dimension 64 the
+# products of a B200 take only 512 cycles, but there are as many exponentials as before. So the tensor cores wait half
+# of the time.
 #
 # Multiply-adds can compute an exponential too, in about 9 instructions, as you will see in exercise 19.2. So you may
-# give a *share* of the exponentials to the multiply-add unit. How large should it be? At head dimension 64 a share of
-# one half would bring the exponential unit down to the 512 cycles of the products. But the multiply-add unit has work
-# already. Say 4 instructions for each score, $128^2 \cdot 4 / 128 = 512$ cycles. Half of the exponentials add 576, so
-# now this unit takes 1,088 cycles. The best share lies where both units take equally long. **Predict** it.
-#
-# Too large a share costs more than it brings. In FlashAttention-4 a few numbers of each period go to the multiply-add
-# unit. At head dimension 128 a sweep on a Blackwell GPU gave 1,250 TFLOP/s on average for a period of 10 numbers, and
-# 1,567 for one of 16 ([flash-attention#2398](https://github.com/Dao-AILab/flash-attention/pull/2398)).
+# give a *share* of the exponentials to the multiply-add unit. How large should it be at head dimension 64? A share of
+# one half would bring the exponential unit down to the 512 cycles of the products. But the multiply-add unit already
+# has work. Say 4 instructions for each score: $128^2\cdot4/128=512$ cycles. Half of the exponentials add 576, so now
+# this unit takes 1,088 cycles. The best share is the one at which both units take equally long. **Predict** it.
 
 # %%
 predict("19 best share at head dimension 64", ..., "%")
@@ -123,17 +120,19 @@ for name, chip in CHIPS.items():
 measured("19 best share at head dimension 64", 100 * best_best_share(128, 128, 64, CHIPS["B200"], 9, 4), "%")
 
 # %% [markdown]
-# Both units take $1024 \cdot (1 - s) = 512 + 1152 \cdot s$ cycles at $s = 0.235$, which makes 783 instead of 1,024. A
-# B300 makes 32 exponentials a cycle, so nothing is left to gain there.
+# At a share of $s=0.235$ both units take equally long: $1024\cdot(1-s)=512+1152\cdot s=783$ cycles, instead of 1,024. A
+# B300, another Blackwell, computes 32 exponentials a cycle, so there is nothing left to gain.
 #
-# The table takes all units to be busy all the time. In a real kernel they wait for each other. At head dimension 128 it
-# says 0 for a B200, and yet a small share was best in the sweep above. So count first, and then measure.
+# The table takes all units to be busy all the time. In a real kernel they wait for each other, so count first, and then
+# measure. For a B200 at head dimension 128 the table gives a share of 0, but FlashAttention-4 moves a few exponentials
+# out of every *period* there. In a sweep on a Blackwell, a period of 10 numbers reached 1,250 TFLOP/s on average. A
+# period of 16, which is a smaller share, reached 1,567
+# ([flash-attention#2398](https://github.com/Dao-AILab/flash-attention/pull/2398)).
 
 # %% [markdown]
-# The next cell draws these cycles over the share. Each line is one unit, and the tile takes as long as the highest of
-# them. In a live notebook you can choose the GPU, the head dimension, and how many instructions a polynomial takes. Try
-# a B200 at head dimension 128: the products take 1,024 cycles anyway, so no share makes the tile shorter. Then try a
-# cheaper polynomial at head dimension 64: with 5 instructions the best share is 31 %.
+# The next cell draws the cycles over the share. Each line is one unit, and the highest line says how long the tile
+# takes. In a live notebook you can choose the GPU, the head dimension and the instructions of a polynomial. Try 5
+# instead of 9: the best share is then 31 %.
 
 # %%
 from course_lib.figures.blackwell.shares import choose_share
