@@ -143,30 +143,34 @@ choose_share("B200", 64)
 # ## 2^x from multiply-adds
 #
 # How do you compute $2^x$ from multiplications and additions? Cut $x$ in two: the whole number below it,
-# $\lfloor x \rfloor$, and the fraction $f = x - \lfloor x \rfloor$, from 0 to 1. Then $2^x$ is
-# $2^{\lfloor x \rfloor} \cdot 2^f$.
+# $\lfloor x\rfloor$, and the fraction $f=x-\lfloor x\rfloor$, from 0 to 1. Then $2^x=2^{\lfloor x\rfloor}\cdot2^f$.
 #
-# **The fraction.** A polynomial comes close to $2^f$: $1 + C_1 f + C_2 f^2 + C_3 f^3$. The coefficients in the cell are
-# the best ones for $f$ from 0 to 1. They err by at most 8.6e-5, where rounding to bfloat16 errs by up to 3.9e-3.
-# *Horner's* way takes three multiply-adds: $((C_3 f + C_2) f + C_1) f + 1$.
+# **The fraction.** The polynomial $1+C_1f+C_2f^2+C_3f^3$ comes close to $2^f$. The coefficients in the cell are the
+# best ones for $f$ from 0 to 1. They err by at most 8.6e-5, where rounding to bfloat16 errs by up to 3.9e-3. *Horner's*
+# way takes three multiply-adds: $((C_3f+C_2)f+C_1)f+1$.
 #
-# **The whole number.** A float32 has a sign bit, 8 bits of exponent and 23 of mantissa. Read its bits as an integer and
-# add $n \cdot 2^{23}$, and the float is multiplied by $2^n$. A *bitcast* reads bits as another type, and costs nothing.
+# **The whole number.** A float32 has a sign bit, 8 bits of exponent and 23 of mantissa. If you read its bits as an
+# integer and add $n\cdot2^{23}$, the float is multiplied by $2^n$. To read bits as another type is a *bitcast*, which
+# costs nothing.
 #
-# **Rounding down by an addition.** `tl.floor` and `.to(tl.int32)` run on the exponential unit too. But a float32 from
-# 1024 to 2048 has 10 bits of its mantissa before the point, and 13 behind it. So add 1536 to $x$, read the bits, and
-# clear the last 13. That rounds down, because the sum is positive. Take $x = -2.7$. The sum is 1533.3, and with 13 bits
-# cleared it is 1533. Subtract 1536, and you have $\lfloor x \rfloor = -3$ and $f = 0.3$, of which the polynomial makes
-# 1.2311. Now shift the cleared bits left by 10. All that belongs to 1536 falls out at the top, and $-3$ stands where a
-# float32 has its exponent. Added to the bits of 1.2311, it gives $1.2311 / 8 = 0.1539$, which is $2^{-2.7}$.
+# **Rounding down by an addition.** `tl.floor` and `.to(tl.int32)` run on the exponential unit too, so you need another
+# way. A float32 from 1024 to 2048 has 10 bits of its mantissa before the point, and 13 behind it. So add 1536 to $x$,
+# read the bits, and clear the last 13. That rounds down, because the sum is positive. Take $x=-2.7$:
 #
-# **The lower end.** Masked scores are $-\infty$, and $-\infty - (-\infty)$ is NaN. Also, no float32 has an exponent
-# below $-127$. A trading library did not look at that: its `exp` gave $-\infty$ for an exponent of $-128$
-# ([nautilus_trader#4709](https://github.com/nautechsystems/nautilus_trader/pull/4709)). So replace everything below
-# $-127$ by $-127$ first. Then the bits of 1, whose exponent is stored as 127, become those of 0.
+# 1. The sum is 1533.3, and with 13 bits cleared it is 1533.
+# 2. Subtract 1536, and you have $\lfloor x\rfloor=-3$ and $f=0.3$. The polynomial gives 1.2311.
+# 3. Shift the cleared bits left by 10. All that belongs to 1536 falls out at the top, and $-3$ stands where a float32
+#    has its exponent.
+# 4. Add this to the bits of 1.2311. They become those of $1.2311/8=0.1539$, which is $2^{-2.7}$.
 #
-# The check divides your results by $2^x$, so a right one is 1. **Predict** how many instructions one power takes in
-# this way. The polynomial alone takes three.
+# **The lower end.** Masked scores are $-\infty$, and $-\infty-(-\infty)$ is NaN. Also, no float32 has an exponent below
+# $-127$. A trading library forgot this, and its `exp` gave $-\infty$ for an exponent of $-128$
+# ([nautilus_trader#4709](https://github.com/nautechsystems/nautilus_trader/pull/4709)). So first replace everything
+# below $-127$ by $-127$. A float32 of 1 stores its
+# exponent as 127. If 127 is subtracted there, all bits are 0, and so is the number.
+#
+# The check divides your results by $2^x$, so a right one shows as 1. **Predict** how many instructions one power takes
+# in this way. The polynomial alone takes three.
 
 # %%
 predict("19 instructions for one power", ..., "instructions")
@@ -216,8 +220,8 @@ best_powers = check("19.2", powers).best
 best_exp2_polynomial = best_powers.__globals__["exp2_polynomial"]  # the function that it calls: yours, once it passed
 
 # %% [markdown]
-# The next cell reads the machine code for an H100, of kernels in which a thread computes 32 powers. A kernel that only
-# copies is subtracted. `MUFU`, `FRND`, `F2I` and `I2F` run on the exponential unit.
+# The next cell compiles kernels for an H100 in which a thread computes 32 powers, and counts their instructions. It
+# subtracts those of a kernel that only copies. `MUFU`, `FRND`, `F2I` and `I2F` run on the exponential unit.
 
 # %%
 import re
@@ -258,11 +262,13 @@ measured("19 instructions for one power", round((lengths[2] - lengths[0]) / 32),
 # %% [markdown]
 # The course's answer takes nine: a maximum, three additions, one that clears bits, three multiply-adds, and one that
 # shifts and adds at once. At 128 instructions a cycle that makes at most 14 powers a cycle, beside the 16 of the
-# exponential unit. When one of eight exponentials went this way in the course's attention on an H200, at head dimension
-# 64, it fell from 533 to 494 TFLOP/s: the table of 19.1 has nothing to gain there.
+# exponential unit.
 #
-# A share has one more effect: two slightly different functions are mixed. In FlashAttention-4 it depends on the
-# kernel's variant which numbers get which. Prefill and decode, which had agreed to the last bit, no longer did
+# On an H200 there is nothing to gain, as the table of 19.1 says for the H100. At head dimension 64 the course's
+# attention fell from 533 to 494 TFLOP/s when it moved one of eight exponentials.
+#
+# A share also mixes two slightly different functions. In FlashAttention-4 the kernel's variant decides which numbers
+# get which function. Prefill and decode had agreed to the last bit before, and now they no longer did
 # ([flash-attention#2596](https://github.com/Dao-AILab/flash-attention/issues/2596)).
 
 # %% [markdown]
