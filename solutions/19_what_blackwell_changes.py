@@ -166,8 +166,7 @@ choose_share("B200", 64)
 # **The lower end.** Masked scores are $-\infty$, and $-\infty-(-\infty)$ is NaN. Also, no float32 has an exponent below
 # $-127$. A trading library forgot this, and its `exp` gave $-\infty$ for an exponent of $-128$
 # ([nautilus_trader#4709](https://github.com/nautechsystems/nautilus_trader/pull/4709)). So first replace everything
-# below $-127$ by $-127$. A float32 of 1 stores its
-# exponent as 127. If 127 is subtracted there, all bits are 0, and so is the number.
+# below $-127$ by $-127$. The number 1 has 127 stored as its exponent. If 127 is subtracted, all its bits become 0.
 #
 # The check divides your results by $2^x$, so a right one shows as 1. **Predict** how many instructions one power takes
 # in this way. The polynomial alone takes three.
@@ -274,37 +273,36 @@ measured("19 instructions for one power", round((lengths[2] - lengths[0]) / 32),
 # %% [markdown]
 # ## Rescale only when it must be
 #
-# The online softmax of chapter 03 keeps a maximum, a sum and an output for each row. When a block of keys raises the
-# maximum, the sum and the whole output are multiplied by $2^{\text{old} - \text{new}}$, where scores are in base 2. On
-# a Blackwell the output lies in *tensor memory*, a memory of its own beside the tensor cores. To multiply it, a program
-# must read it from there and write it back. For 128 rows of 128 float32 numbers that is 64 KiB each way. Until it is
+# The online softmax of chapter 03 keeps three things for each row: the maximum of its scores, the row sum of its
+# weights, and its output. When a block raises the maximum, the row sum and the output are *rescaled*: multiplied by
+# $2^{\text{old}-\text{new}}$, where scores are in base 2. On a Blackwell the output lies in tensor memory, so a program
+# must read it from there and write it back. For 128 rows of 128 float32 numbers that is 64 KiB each way. Until this is
 # done, the tensor cores cannot add the next product.
 #
-# Most of this can be saved. What is subtracted from the scores of a row, its *reference* $r$, cancels:
+# You can save most of this. What is subtracted from the scores of a row is called its *reference* $r$, and it cancels:
 #
-# $$\text{output} = \frac{\sum_i 2^{s_i - r} v_i}{\sum_i 2^{s_i - r}}, \qquad
-# \text{lse} = \ln 2 \cdot \left( r + \log_2 \sum_i 2^{s_i - r} \right)$$
+# $$\text{output}=\frac{\sum_i2^{s_i-r}v_i}{\sum_i2^{s_i-r}},\qquad
+# \text{lse}=\ln2\cdot\left(r+\log_2\sum_i2^{s_i-r}\right)$$
 #
-# So $r$ need not be the maximum. It only has to be near enough that no weight overflows. FlashAttention-4 keeps the old
-# reference as long as the maximum exceeds it by no more than a *threshold* of 8. The weights may then reach
-# $2^8 = 256$. That is no problem in float32 or bfloat16, and float16 ends only at 65,504.
+# So the reference need not be the maximum. It only has to be near enough that no weight overflows. FlashAttention-4
+# keeps the old reference as long as the maximum exceeds it by at most a *threshold* of 8. Weights may then reach
+# $2^8=256$, and even float16 goes up to 65,504.
 #
-# For example, take a row with two blocks of one key each. The scores are 3 and 7, and the values are 10 and 20. The
-# reference is 3 and stays 3. The weights are 1 and $2^4 = 16$, the sum is 17, and the output is
-# $(10 + 320) / 17 = 19.41$. With the reference 7 the weights are 1/16 and 1, the sum is 1.0625, and the output is again
-# $20.625 / 1.0625 = 19.41$. The log-sum-exp in base 2 is $3 + \log_2 17 = 7.09$, or $7 + \log_2 1.0625 = 7.09$. But the
-# maximum 7 with the sum 17 would give 11.09: reference, sum and output belong together.
+# Take a row with two blocks of one key each, with the scores 3 and 7 and the values 10 and 20. The reference stays 3.
+# The weights are 1 and $2^4=16$, the row sum is 17, and the output is $(10+320)/17=19.41$. With the reference 7 the
+# weights are 1/16 and 1, the row sum is 1.0625, and the output is $20.625/1.0625=19.41$. In base 2 the log-sum-exp,
+# `lse`, is $3+\log_2 17=7.09$, or $7+\log_2 1.0625=7.09$. But the maximum 7 with the row sum 17 would give 11.09:
+# reference, row sum and output belong together.
 #
-# A fault of just this kind was in AMD's kernels
-# ([rocm-libraries#6498](https://github.com/ROCm/rocm-libraries/pull/6498)). The weights were computed from the new
-# maximum, and only then the kernel decided whether to rescale. If it did not, sum and output still belonged to the old
-# maximum. It was noticed because generated images became worse.
+# AMD's kernels had a fault of just this kind ([rocm-libraries#6498](https://github.com/ROCm/rocm-libraries/pull/6498)).
+# They always computed the weights from the new maximum, even where the row sum and the output still belonged to the old
+# one. Generated images became worse, and so it was noticed.
 #
 # The threads of a warp execute the same instruction, so a branch saves time only if all of them skip it. In the
-# exercise one program decides for its whole *tile* of rows: if any row needs a rescale, all rows are rescaled. The next
-# cell draws normal scores for tiles of 128 rows and 64 blocks of 128 keys. Their standard deviation is 3 before they
-# are brought to base 2. With a threshold of 0, some row of the tile has a new maximum in nearly all of the 63 later
-# blocks. **Predict** in how many of them the tile is rescaled with a threshold of 8.
+# exercise one program decides for its whole tile: if any row needs a rescale, all rows are rescaled. The next cell
+# draws normal scores for tiles of 128 rows and 64 blocks of 128 keys. Their standard deviation is 3 before they are
+# brought to base 2. With a threshold of 0, the tile is rescaled in nearly all of the 63 later blocks. **Predict** in
+# how many of them it is rescaled with a threshold of 8.
 
 # %%
 predict("19 rescales of a tile, threshold 8", ..., "of 63 blocks")
@@ -333,9 +331,8 @@ for deviation in (1, 2, 3, 4):
         measured("19 rescales of a tile, threshold 8", counts[-1], "of 63 blocks")
 
 # %% [markdown]
-# Up to a deviation of 2 nothing is rescaled at all. The usual softmax rescales a single row only 4 times, but a tile
-# that decides as one does so in nearly every block. So the threshold saves far more than the counts of single rows
-# suggest.
+# Up to a deviation of 2 nothing is rescaled at all with a threshold of 8. Without one, a single row is rescaled only 4
+# times, but a tile is rescaled in nearly every block. So the threshold saves far more for a tile than for a row.
 
 # %%
 # Exercise 19.3 · Rescale lazily
@@ -424,7 +421,7 @@ best_lazy_attention = check("19.3", lazy_attention).best
 
 # %% [markdown]
 # The next cell shows one row over 64 blocks, whose scores slowly rise. In a live notebook, move the slider through the
-# thresholds: at 0 the reference follows the running maximum, and at 8 it moves only twice.
+# thresholds: at 0 the reference follows the maximum, and at 8 it moves only twice.
 
 # %%
 from course_lib.figures.blackwell.thresholds import choose_threshold
@@ -433,8 +430,8 @@ generator = torch.Generator().manual_seed(19)
 choose_threshold(6 * torch.randn(64, 128, generator=generator).amax(dim=1) + torch.linspace(0, 10, 64), 8.0)
 
 # %% [markdown]
-# Here are rows that climb from block to block, first by 7.9 and then by 8.1. In the first case every second block
-# rescales, because two steps together exceed 8. In both cases the log-sum-exp is the same as PyTorch's.
+# The next cell has rows whose scores climb from block to block, first by 7.9 and then by 8.1. With 7.9 every second
+# block rescales, because two steps together exceed 8. The log-sum-exp is the same as PyTorch's in both cases.
 
 # %%
 for step in (7.9, 8.1):
