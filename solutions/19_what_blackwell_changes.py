@@ -277,9 +277,9 @@ measured("19 instructions for one power", round((lengths[2] - lengths[0]) / 32),
 # weights, and its output. When a block raises the maximum, the row sum and the output are *rescaled*: multiplied by
 # $2^{\text{old}-\text{new}}$, where scores are in base 2. On a Blackwell the output lies in tensor memory, so a program
 # must read it from there and write it back. For 128 rows of 128 float32 numbers that is 64 KiB each way. Until this is
-# done, the tensor cores cannot add the next product.
+# done, the next product cannot be added.
 #
-# You can save most of this. What is subtracted from the scores of a row is called its *reference* $r$, and it cancels:
+# Most of this can be saved. What is subtracted from the scores of a row is called its *reference* $r$, and it cancels:
 #
 # $$\text{output}=\frac{\sum_i2^{s_i-r}v_i}{\sum_i2^{s_i-r}},\qquad
 # \text{lse}=\ln2\cdot\left(r+\log_2\sum_i2^{s_i-r}\right)$$
@@ -295,8 +295,8 @@ measured("19 instructions for one power", round((lengths[2] - lengths[0]) / 32),
 # reference, row sum and output belong together.
 #
 # AMD's kernels had a fault of just this kind ([rocm-libraries#6498](https://github.com/ROCm/rocm-libraries/pull/6498)).
-# They always computed the weights from the new maximum, even where the row sum and the output still belonged to the old
-# one. Generated images became worse, and so it was noticed.
+# They always computed the weights from the new maximum, even where row sum and output still belonged to the old one.
+# Generated images became worse.
 #
 # The threads of a warp execute the same instruction, so a branch saves time only if all of them skip it. In the
 # exercise one program decides for its whole tile: if any row needs a rescale, all rows are rescaled. The next cell
@@ -420,8 +420,8 @@ def lazy_attention(
 best_lazy_attention = check("19.3", lazy_attention).best
 
 # %% [markdown]
-# The next cell shows one row over 64 blocks, whose scores slowly rise. In a live notebook, move the slider through the
-# thresholds: at 0 the reference follows the maximum, and at 8 it moves only twice.
+# The next cell shows one row over 64 blocks, whose scores slowly rise. In a live notebook, move the slider: at 0 the
+# reference follows the maximum, and at 8 it moves only twice.
 
 # %%
 from course_lib.figures.blackwell.thresholds import choose_threshold
@@ -431,7 +431,7 @@ choose_threshold(6 * torch.randn(64, 128, generator=generator).amax(dim=1) + tor
 
 # %% [markdown]
 # The next cell has rows whose scores climb from block to block, first by 7.9 and then by 8.1. With 7.9 every second
-# block rescales, because two steps together exceed 8. The log-sum-exp is the same as PyTorch's in both cases.
+# block rescales, because two steps exceed 8. The log-sum-exp is PyTorch's in both cases.
 
 # %%
 for step in (7.9, 8.1):
