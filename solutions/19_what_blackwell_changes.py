@@ -447,36 +447,38 @@ for step in (7.9, 8.1):
 # ## Weights of eight bits, and how far a reference may lag · deeper
 #
 # A Blackwell multiplies numbers of 8 bits at twice the rate of 16. To use that, the weights of attention must be
-# rounded to 8 bits before they are multiplied with V. In *e4m3*, the format of exercise 18.8, the largest number is 448
-# and the smallest above 0 is $2^{-9}$. If the reference of a row is its maximum, its weights lie between 0 and 1, and
-# those below $2^{-10}$ become 0. So kernels add a *shift*, usually 8, to each exponent:
+# rounded to 8 bits before they are multiplied with V. In *e4m3*, which has four bits of exponent and three of mantissa,
+# the largest number is 448 and the smallest above 0 is $2^{-9}$. If the reference of a row is its maximum, its weights
+# lie between 0 and 1, and those below $2^{-10}$ become 0. So kernels add a *shift*, usually 8, to each exponent:
 #
-# $$\text{weight} = 2^{\,\text{score} - \text{reference} + \text{shift}}$$
+# $$\text{weight}=2^{\,\text{score}-\text{reference}+\text{shift}}$$
 #
 # Now the largest weight is 256, and weights are kept down to $2^{-18}$ of it. The row sum has the factor $2^8$ as well,
-# so the quotient, output over sum, does not change.
+# so the quotient, output over row sum, does not change.
 #
-# With lazy rescaling a score may exceed the reference. The *head room* is the largest excess whose weight is still a
-# number of the format. In base 2 that is $\log_2 448 - 8 = 0.807$. For *e5m2*, which has five bits of exponent and two
-# of mantissa, it is $\log_2 57344 - 8 = 7.807$.
+# With lazy rescaling a score may exceed the reference. The *head room* is the largest excess whose weight still fits in
+# the format. In base 2 it is $\log_2448-8=0.807$ for e4m3. For *e5m2*, which has five bits of exponent and two of
+# mantissa, it is $\log_257344-8=7.807$.
 #
-# For example, take a row with two keys in two blocks, with the scores 0 and 4, and let both values be 1. The output is
-# an average of the values, so it must be 1. Suppose that the threshold is 4. Then the reference stays 0. The weights
-# are $2^8 = 256$ and $2^{12} = 4096$, and their sum is 4,352. But in e4m3 the second weight becomes 448. The output is
-# $(256 + 448) / 4352 = 0.16$. With a threshold of 0.75 the second block makes 4 the reference, and 256 is rescaled to
-# 16. The output is $(16 + 256) / 272 = 1$.
+# Take a row with two keys in two blocks, with the scores 0 and 4, and let both values be 1. The output is an average of
+# the values, so it must be 1.
 #
-# This happened in FlashAttention-4, whose threshold for 8 bits was 4: the cosine similarity with the output in 16 bits
-# fell to 0.86 at 128 keys ([flash-attention#2577](https://github.com/Dao-AILab/flash-attention/issues/2577)). One pair
-# of constants served both formats, so e4m3 had up to 1.6 times the error of e5m2, although it has one bit of mantissa
-# more ([flash-attention#2717](https://github.com/Dao-AILab/flash-attention/pull/2717)). A smaller threshold has a
-# price. With 0.75 instead of 4 the forward took 11 % longer at 8,192 keys, on a card that is not named
+# - With a threshold of 4 the reference stays 0. The weights are $2^8=256$ and $2^{12}=4096$, and the row sum is 4,352.
+#   But in e4m3 the second weight becomes 448, so the output is $(256+448)/4352=0.16$.
+# - With a threshold of 0.75 the second block makes 4 the reference, and 256 is rescaled to 16. The output is
+#   $(16+256)/272=1$.
+#
+# FlashAttention-4 made this mistake with a threshold of 4 for 8 bits. At 128 keys the cosine similarity with the output
+# in 16 bits fell to 0.86 ([flash-attention#2577](https://github.com/Dao-AILab/flash-attention/issues/2577)). It used
+# one shift and one threshold for both formats. So e4m3 had up to 1.6 times the error of e5m2, although it has one bit
+# of mantissa more ([flash-attention#2717](https://github.com/Dao-AILab/flash-attention/pull/2717)). A smaller threshold
+# costs time: with 0.75 instead of 4 the forward pass took 11 % longer at 8,192 keys, on a GPU that is not named
 # ([vllm-project/flash-attention#166](https://github.com/vllm-project/flash-attention/pull/166)).
 #
 # The next cell computes rows of 8,192 scores whose standard deviation is 1 before they are brought to base 2. Their
 # reference is the maximum of the first 128 keys, which a threshold of 4 leaves as it is in nearly every row. With each
-# row's own maximum, rounding to e4m3 would change the output by 2.6 %. **Predict** by how much it changes where weights
-# are cut off at 448, in percent.
+# row's own maximum as the reference, rounding to e4m3 would change the output by 2.6 %. **Predict** by how many percent
+# it changes where weights are cut off at 448.
 
 # %%
 predict("19 error of FP8 attention, threshold 4", ..., "%")
@@ -500,8 +502,8 @@ print(f"{(weights > 448).sum(dim=1).float().mean():.1f} of 8,192 weights of a ro
 measured("19 error of FP8 attention, threshold 4", error, "%")
 
 # %% [markdown]
-# Only a few weights of a row are cut off, but they are its largest. In the exercise your function takes the threshold
-# that it is asked for only as far as the format allows.
+# Only a few weights of a row are cut off, but they are its largest. In the exercise, your function lowers the threshold
+# to the head room of the format where it has to.
 
 # %%
 # Exercise 19.4 · The head room of FP8
@@ -554,8 +556,8 @@ def fp8_attention(
 best_head_room, best_fp8_attention = check("19.4", head_room, fp8_attention).best
 
 # %% [markdown]
-# With your function the threshold of 4 does no harm, because in e4m3 it acts as 0.807. Its error is that of rounding
-# to three bits of mantissa, as with a threshold of 0.
+# With your function a threshold of 4 does no harm, because in e4m3 it acts as 0.807. The error is that of rounding to
+# three bits of mantissa, as with a threshold of 0.
 
 # %%
 for threshold in (0.0, 0.75, 4.0):
