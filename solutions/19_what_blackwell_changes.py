@@ -567,12 +567,10 @@ for threshold in (0.0, 0.75, 4.0):
 # %% [markdown]
 # ## Who lies where in tensor memory · deeper
 #
-# On Hopper the results of the tensor cores lie in registers. Blackwell has a separate memory for them, the *tensor
-# memory*. It has 512 *columns*, and each column has 128 *lanes* of 4 bytes. A tile of 128 rows uses one lane for each
-# row, so a float32 matrix of 128 rows and 128 columns takes 128 columns of tensor memory.
-#
-# A multiprocessor works on two tiles of queries at once: while the softmax of one tile runs, the tensor cores multiply
-# for the other. For head dimension 128 and blocks of 128 keys each tile needs:
+# Tensor memory has 512 *columns*, and each column has 128 *lanes* of 4 bytes. A tile of 128 rows uses one lane for each
+# row, so a float32 matrix of 128 rows and 128 columns takes 128 columns of tensor memory. A multiprocessor works on two
+# tiles of queries at once: while the softmax of one tile runs, the tensor cores multiply for the other. For head
+# dimension 128 and blocks of 128 keys each tile needs:
 #
 # | what | numbers | columns |
 # |---|---|---|
@@ -583,26 +581,28 @@ for threshold in (0.0, 0.75, 4.0):
 # Two tiles would need 640 columns, and there are 512. But the softmax reads all of S into registers before it writes P.
 # So P may lie in columns of its own S, and then two tiles fill exactly 512. You write such a plan for any sizes.
 #
-# Sharing columns has a price: somebody has to keep the order. The *product warp* is a single warp that does nothing but
-# start products. A product runs by itself, and the warp goes on at once. The tensor cores run the products in the order
-# in which they were started. Each tile has a *softmax group*, which reads S and writes P. One *correction group* serves
-# both tiles. It rescales O before the next product adds to it, because the running maximum may have grown (chapter 3).
+# Where P shares columns with S, the next scores must not arrive before P has been read. Three kinds of warps work on a
+# tile:
+#
+# - The *product warp* starts the products of both tiles. It does not wait for a product to end, but goes on at once.
+#   The tensor cores run the products in the order in which they were started.
+# - Each tile has a *softmax group*, which reads S and writes P.
+# - One *correction group* serves both tiles. It rescales O before the next product adds to it.
 #
 # You also write the steps of the product warp. Suppose that it starts the scores of block 1 before the output product
-# of block 0. Then the new scores overwrite weights that were not read yet. In FlashAttention-4 P overlaps S too, and a
-# reader asked whether the next scores can overwrite P, since no barrier stands between the two products
-# ([Dao-AILab/flash-attention#2196](https://github.com/Dao-AILab/flash-attention/issues/2196)). It is their order alone
-# that keeps them apart.
+# of block 0. Then the new scores overwrite weights that were not read yet. A reader of FlashAttention-4 asked about
+# this, because no barrier stands between the two products
+# ([flash-attention#2196](https://github.com/Dao-AILab/flash-attention/issues/2196)). Only their order keeps them apart.
 #
-# That order does not help with the correction, which is no product. The product warp has to wait for it. In vLLM's copy
-# of FlashAttention the correction for head dimension 256 reported that it was done while it might still be reading O,
-# so the next product could overwrite O too early
-# ([vllm-project/flash-attention#182](https://github.com/vllm-project/flash-attention/pull/182)).
+# The correction is no product, so that order does not include it, and the product warp has to wait for it. In vLLM's
+# copy of FlashAttention the correction for head dimension 256 reported too early that it was done, while it might still
+# be reading O ([vllm-project/flash-attention#182](https://github.com/vllm-project/flash-attention/pull/182)). The next
+# product could then overwrite O.
 #
 # The warp must also keep the tensor cores busy. Suppose that a product takes 10 ticks and a softmax 20. A block needs
-# four products, two for each tile: 40 ticks. One tile alone needs 10 + 20 + 10 = 40 ticks a block, so two tiles in turn
-# take 80. If one tile's products run during the other's softmax, both take 40 together. **Predict** how many ticks your
-# warp takes for six blocks, from the beginning of the first product to the end of the last.
+# four products, two for each tile: 40 ticks. If two tiles took turns, a block would take 80, because one tile alone
+# needs 10 + 20 + 10. If one tile's products run during the other's softmax, both take 40 together. **Predict** how many
+# ticks your warp takes for six blocks, from the beginning of the first product to the end of the last.
 
 # %%
 predict("19 ticks of six blocks, two tiles", ..., "ticks")
@@ -666,8 +666,8 @@ def product_warp(blocks: int):
 best_plan, best_product_warp = check("19.5", plan, product_warp).best
 
 # %% [markdown]
-# The next cell plays your warp on your plan: six blocks, 10 ticks a product, 20 a softmax, 5 a correction. This is a
-# model, and its ticks are made up. Nothing in this chapter was run on a Blackwell.
+# The next cell plays your warp on your plan: six blocks, with 10 ticks a product, 20 a softmax and 5 a correction.
+# These ticks are made up.
 
 # %%
 from course_lib.figures.blackwell.columns import draw_columns
