@@ -568,9 +568,8 @@ for threshold in (0.0, 0.75, 4.0):
 # ## Who lies where in tensor memory · deeper
 #
 # Tensor memory has 512 *columns*, and each column has 128 *lanes* of 4 bytes. A tile of 128 rows uses one lane for each
-# row, so a float32 matrix of 128 rows and 128 columns takes 128 columns of tensor memory. A multiprocessor works on two
-# tiles of queries at once: while the softmax of one tile runs, the tensor cores multiply for the other. For head
-# dimension 128 and blocks of 128 keys each tile needs:
+# row. A multiprocessor works on two tiles of queries at once: while the softmax of one tile runs, the tensor cores
+# multiply for the other. For head dimension 128 and blocks of 128 keys each tile needs:
 #
 # | what | numbers | columns |
 # |---|---|---|
@@ -581,11 +580,11 @@ for threshold in (0.0, 0.75, 4.0):
 # Two tiles would need 640 columns, and there are 512. But the softmax reads all of S into registers before it writes P.
 # So P may lie in columns of its own S, and then two tiles fill exactly 512. You write such a plan for any sizes.
 #
-# Where P shares columns with S, the next scores must not arrive before P has been read. Three kinds of warps work on a
-# tile:
+# Where P shares columns with S, the next scores must not arrive before P has been read. Three kinds of warps do the
+# work:
 #
-# - The *product warp* starts the products of both tiles. It does not wait for a product to end, but goes on at once.
-#   The tensor cores run the products in the order in which they were started.
+# - The *product warp* starts the products of both tiles. It goes on at once, and the tensor cores run the products in
+#   the order in which they were started.
 # - Each tile has a *softmax group*, which reads S and writes P.
 # - One *correction group* serves both tiles. It rescales O before the next product adds to it.
 #
@@ -594,10 +593,10 @@ for threshold in (0.0, 0.75, 4.0):
 # this, because no barrier stands between the two products
 # ([flash-attention#2196](https://github.com/Dao-AILab/flash-attention/issues/2196)). Only their order keeps them apart.
 #
-# The correction is no product, so that order does not include it, and the product warp has to wait for it. In vLLM's
-# copy of FlashAttention the correction for head dimension 256 reported too early that it was done, while it might still
-# be reading O ([vllm-project/flash-attention#182](https://github.com/vllm-project/flash-attention/pull/182)). The next
-# product could then overwrite O.
+# The correction is no product, so the product warp has to wait for it. In vLLM's copy of FlashAttention the correction
+# for head dimension 256 reported that it was done while it might still be reading O
+# ([vllm-project/flash-attention#182](https://github.com/vllm-project/flash-attention/pull/182)). The next product could
+# then overwrite O.
 #
 # The warp must also keep the tensor cores busy. Suppose that a product takes 10 ticks and a softmax 20. A block needs
 # four products, two for each tile: 40 ticks. If two tiles took turns, a block would take 80, because one tile alone
@@ -684,9 +683,9 @@ draw_columns(columns)
 draw_roles(events)
 
 # %% [markdown]
-# It should be about 260 ticks. The tensor cores work in 240 of them. They wait for 10 ticks after the first scores, and
-# for 10 before the last output. In between they never stop. If a softmax took 40 ticks, one tile alone would need 60
-# for a block. There are only 40 ticks of products in that time, so the tensor cores would idle for a third of it.
+# It should be about 260 ticks. The tensor cores work in 240 of them. They wait for 10 ticks after the first scores and
+# for 10 before the last output, and never in between. If a softmax took 40 ticks, one tile alone would need 60 for a
+# block. There are only 40 ticks of products in that time, so the tensor cores would idle for a third of it.
 
 # %% [markdown]
 # ## Two multiprocessors, one product · deeper
