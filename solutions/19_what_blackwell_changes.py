@@ -690,8 +690,8 @@ draw_roles(events)
 # %% [markdown]
 # ## Two multiprocessors, one product · deeper
 #
-# The backward pass has another bottleneck. It multiplies five times where the forward multiplies twice (chapter 10),
-# and it has no more exponentials. So the exponential unit is no longer the slowest.
+# The backward pass multiplies five times where the forward pass multiplies twice (chapter 10), but has no more
+# exponentials. So the slowest is shared memory:
 #
 # | product | operands in shared memory | in tensor memory |
 # |---|---|---|
@@ -701,11 +701,12 @@ draw_roles(events)
 # | $dK \mathrel{+}= dS^T Q$ | Q | dS |
 # | $dQ = dS \, K$ | dS, K | |
 #
-# For a tile of 128³ each operand has 32 KiB, and shared memory delivers 128 bytes in a cycle. So an operand takes 256
-# cycles, and the eight operands of the table take 2,048. There is more to move. The last product needs dS in shared
-# memory, so it is written there: 256 cycles. And dQ is a sum over *all* keys, but a program has only its own block of
-# keys. It therefore writes its part of dQ in float32 to shared memory, from where the copy engine adds it to global
-# memory. That is 64 KiB written and 64 KiB read: 1,024 cycles.
+# With 128 queries, 128 keys and head dimension 128, each operand has 32 KiB and takes 256 cycles. The eight operands of
+# the table take 2,048. Two more things have to be moved:
+#
+# - The last product needs dS in shared memory, where it is written in 256 cycles.
+# - dQ is a sum over *all* keys, but a program has only its own block. It writes its part in float32 to shared memory,
+#   from where the copy engine adds it to global memory. That is 64 KiB written and 64 KiB read: 1,024 cycles.
 #
 # **Predict** how many cycles shared memory takes in all, beside the 2,560 cycles of the five products.
 
@@ -723,33 +724,27 @@ for name, cycles in (("forward", forward(B200)), ("forward, in pairs", forward(B
 measured("19 cycles of shared memory in the backward", backward(B200).shared_memory, "cycles")
 
 # %% [markdown]
-# Shared memory takes 3,328 cycles, which is 30 % more than the products. Tensor cores that are twice as fast gain
-# nothing here, unless fewer bytes are read.
+# Shared memory takes 3,328 cycles, which is 30 % more than the products. Faster tensor cores gain nothing here, unless
+# fewer bytes are read.
 #
-# On a Blackwell GPU two neighbouring multiprocessors can run *one* product of 256 rows together. Each of them keeps its
-# own 128 rows of the first operand. The second operand is the same for both, so each stages only half of it, and
-# their tensor cores read both halves. In the forward pass, K and V then take half as many bytes: 512 cycles instead
-# of 768.
+# On a Blackwell two neighbouring multiprocessors, a *pair*, can run one product of 256 rows together. Each keeps its
+# own 128 rows of the first operand, and half of the second. In the forward pass K and V then take half as many bytes:
+# 512 cycles instead of 768.
 #
-# In the backward pass a pair saves more than that. The two multiprocessors have different keys, and dQ is a sum over
-# keys. So they exchange half of dS. Then each of them has *all* keys of the pair for *half* of the queries, and it
-# computes the finished sum for those. Together they add half as many numbers to global memory as before.
+# In the backward pass the two have different keys, so they exchange half of dS. Then each has *all* keys of the pair
+# for *half* of the queries, and computes the pair's sum of dQ for those. So they add half as many numbers to global
+# memory as before. By our count this takes 2,560 cycles, as long as the products: 1,536 for operands, 256 to write dS,
+# 256 for the exchange, and 512 for dQ. The paper says 2,688, which we could not reproduce.
 #
-# By our count this takes 2,560 cycles: 1,536 for operands, 256 to write dS, 256 for the half that is exchanged, and 512
-# for dQ. The paper says 2,688. We could not reproduce that figure. By either count, the products and the shared memory
-# now take about as long.
-#
-# The exchange pays on Hopper too. There two multiprocessors cannot share a product, but they can read each other's
-# shared memory. In a change proposed to FlashAttention, the backward pass for head dimension 256 went from 471 to 530
-# TFLOP/s by the exchange (one H200, 16k tokens). With the additions to global memory left out, which gives wrong
-# results, the kernel of one multiprocessor ran at 747. So these additions were the bottleneck
+# The exchange pays on Hopper too. A change proposed to FlashAttention raised the backward pass for head dimension 256
+# from 471 to 530 TFLOP/s by it (one H200, 16k tokens). With the additions to global memory left out, the old kernel ran
+# at 747, though its results were wrong. So they were the bottleneck
 # ([flash-attention#2889](https://github.com/Dao-AILab/flash-attention/pull/2889)).
 #
-# **Equal bits in every run.** Additions to global memory come in any order, and float32 sums depend on the order
-# (chapter 10). If you want equal bits, each tile of dQ needs a fixed order. The usual way is a counter for each tile: a
-# program waits until the counter shows its turn, adds, and counts up. What that costs depends on the order in which
-# programs visit the tiles. Suppose that 16 programs, one for each block of keys, visit 16 tiles of dQ, and each visit
-# takes one step. **Predict** how many steps this takes if all programs go through the tiles from 0 to 15.
+# **Equal bits in every run.** Float32 sums depend on the order of the additions (chapter 10). To fix it, each tile of
+# dQ has a counter: a program waits until the counter shows its turn, adds, and counts up. Suppose that 16 programs, one
+# for each block of keys, visit 16 tiles of dQ, and each visit takes one step. **Predict** how many steps this takes if
+# all go through the tiles from 0 to 15.
 
 # %%
 predict("19 steps with turns, all from tile 0 on", ..., "steps")
@@ -777,11 +772,11 @@ print(f"all begin at tile 0: {together} steps; program p begins at tile p: {apar
 measured("19 steps with turns, all from tile 0 on", together, "steps")
 
 # %% [markdown]
-# If all programs begin at tile 0, the last of them waits 15 steps before it may add anything. If each begins at another
-# tile, nobody waits, and the bits are still equal in every run. FlashAttention-4 reports for its backward pass, with
-# head dimension 128 and 8k tokens, 1,248 TFLOP/s with one multiprocessor and 1,360 with two. In a fixed order they
-# reach 980 and 1,167 ([flash-attention#2280](https://github.com/Dao-AILab/flash-attention/pull/2280); the kernel is for
-# Blackwell, the card is not named).
+# If all begin at tile 0, the last program waits 15 steps before it may add anything. If each begins at another tile,
+# nobody waits, and the bits are still equal in every run. FlashAttention-4 reports for its backward pass 1,248 TFLOP/s
+# with one multiprocessor and 1,360 with a pair. In a fixed order they reach 980 and 1,167
+# ([flash-attention#2280](https://github.com/Dao-AILab/flash-attention/pull/2280); a Blackwell that is not named, head
+# dimension 128, 8k tokens).
 
 # %% [markdown]
 # ## The longest first · deeper
