@@ -701,12 +701,12 @@ draw_roles(events)
 # | $dK \mathrel{+}= dS^T Q$ | Q | dS |
 # | $dQ = dS \, K$ | dS, K | |
 #
-# With 128 queries, 128 keys and head dimension 128, each operand has 32 KiB and takes 256 cycles. The eight operands of
-# the table take 2,048. Two more things have to be moved:
+# For 128 queries and keys at head dimension 128, each operand has 32 KiB and takes 256 cycles. All eight take 2,048.
+# Two more things have to be moved:
 #
 # - The last product needs dS in shared memory, where it is written in 256 cycles.
 # - dQ is a sum over *all* keys, but a program has only its own block. It writes its part in float32 to shared memory,
-#   from where the copy engine adds it to global memory. That is 64 KiB written and 64 KiB read: 1,024 cycles.
+#   from where the copy engine adds it to global memory. To write and to read these 64 KiB takes 1,024 cycles.
 #
 # **Predict** how many cycles shared memory takes in all, beside the 2,560 cycles of the five products.
 
@@ -737,14 +737,13 @@ measured("19 cycles of shared memory in the backward", backward(B200).shared_mem
 # 256 for the exchange, and 512 for dQ. The paper says 2,688, which we could not reproduce.
 #
 # The exchange pays on Hopper too. A change proposed to FlashAttention raised the backward pass for head dimension 256
-# from 471 to 530 TFLOP/s by it (one H200, 16k tokens). With the additions to global memory left out, the old kernel ran
-# at 747, though its results were wrong. So they were the bottleneck
-# ([flash-attention#2889](https://github.com/Dao-AILab/flash-attention/pull/2889)).
+# from 471 to 530 TFLOP/s by it (one H200, 16k tokens). With the additions to global memory left out, which gives wrong
+# results, the old kernel ran at 747 ([flash-attention#2889](https://github.com/Dao-AILab/flash-attention/pull/2889)).
 #
 # **Equal bits in every run.** Float32 sums depend on the order of the additions (chapter 10). To fix it, each tile of
-# dQ has a counter: a program waits until the counter shows its turn, adds, and counts up. Suppose that 16 programs, one
-# for each block of keys, visit 16 tiles of dQ, and each visit takes one step. **Predict** how many steps this takes if
-# all go through the tiles from 0 to 15.
+# dQ has a counter: a program waits for its turn, adds, and counts up. Suppose that 16 programs, one for each block of
+# keys, visit 16 tiles of dQ, and each visit takes one step. **Predict** how many steps this takes if all go through the
+# tiles from 0 to 15.
 
 # %%
 predict("19 steps with turns, all from tile 0 on", ..., "steps")
@@ -782,32 +781,28 @@ measured("19 steps with turns, all from tile 0 on", together, "steps")
 # ## The longest first · deeper
 #
 # Under a causal mask a tile of queries reads all blocks of keys up to its own. With 4,096 tokens in tiles and blocks of
-# 128, a head has 32 tiles. The first reads one block, and the last reads 32. Each tile is a program, and a
-# multiprocessor that is free, here called a *slot*, takes the next program of the list. The kernel ends when the last
-# program ends, so the order of the list decides how long it takes.
+# 128, a head has 32 tiles, which read 1 to 32 blocks. Each tile is a program. A multiprocessor that is free, here
+# called a *slot*, takes the next program of the list. The order of the list decides when the last program ends.
 #
-# Take four programs that run for 1, 2, 3 and 4 units of time, on two slots. In this order the first slot runs 1 and 3,
-# and the second runs 2 and 4, which ends at 6. With the longest first, one slot runs 4 and 1, and the other 3 and 2.
-# Both end at 5, an even share of the 10 units. The longest first takes at most a third longer than the best order
-# ([Graham, 1969](https://doi.org/10.1137/0117039)), because short programs fill the gaps at the end.
+# Take four programs of 1, 2, 3 and 4 units of time, on two slots. In this order one slot runs 1 and 3, and the other
+# runs 2 and 4, which ends at 6. With the longest first, they run 4 and 1, and 3 and 2. Both end at 5, an *even share*
+# of the 10 units. The longest first takes at most a third longer than the best order ([Graham,
+# 1969](https://doi.org/10.1137/0117039)), because short programs fill the gaps at the end.
 #
-# A plain grid starts the tiles head by head, the shortest of each head first. FlashInfer first turned the rows of each
-# head around, and later those of all heads together
-# ([flashinfer#3575](https://github.com/flashinfer-ai/flashinfer/pull/3575)).
+# A plain grid starts the tiles head by head, and in each head the shortest first. FlashInfer reversed first the tiles
+# of each head, and later those of all heads ([flashinfer#3575](https://github.com/flashinfer-ai/flashinfer/pull/3575)).
+# But then all heads are at work at once, and their keys and values may not fit in the L2 cache. At head dimension 128
+# in 16 bits, one head has 2 · 4,096 · 128 · 2 bytes = 2 MiB of them. An H200's L2 has 50 MiB, room for 25 such heads.
+# So FlashAttention-4 cuts the heads into *sections*: as many heads as fit, rounded down to a power of two, which is 16
+# here. In a section the last tile of each of its heads comes first, then the tile before, and so on.
 #
-# But then all heads are at work together, and their keys and values may not fit in the L2 cache. Those of one head of
-# 4,096 tokens, with head dimension 128 in 16 bits, have 2 · 4,096 · 128 · 2 bytes = 2 MiB. An H200's L2 has 50 MiB,
-# room for 25 such heads. So FlashAttention-4 cuts the heads into *sections*: as many heads as fit, rounded down to a
-# power of two, which is 16 here. In a section the last row of each of its heads comes first, then the row before, and
-# so on.
-#
-# The list must not be dealt out in advance. On an H200 a user gave each multiprocessor every 132nd tile of such a list.
-# At 16,384 tokens this reached 575 TFLOP/s, and one program for each tile had 623
+# The list must not be dealt out in advance. On an H200 a user gave each of the 132 multiprocessors every 132nd tile of
+# such a list. At 16,384 tokens this reached 575 TFLOP/s, and one program for each tile 623
 # ([flash-attention#2754](https://github.com/Dao-AILab/flash-attention/pull/2754)).
 #
-# Now take 16 such heads on the 132 multiprocessors of an H200. Each head has 1 + 2 + … + 32 = 528 blocks, so an even
-# share is 16 · 528 / 132 = 64 blocks. **Predict** after how many blocks the last program ends if a plain
-# grid starts them.
+# Now take 16 heads of 4,096 tokens on an H200. Each has 1 + 2 + … + 32 = 528 blocks, so an even share is 16 · 528 / 132
+# = 64 blocks. **Predict** after how many blocks the last program ends if a plain grid starts them. In the exercise,
+# tiles are numbered by their *row*: row 0 is the first tile of a head.
 
 # %%
 predict("19 end of a plain grid", ..., "blocks")
@@ -873,7 +868,7 @@ def tile_at(number: int, heads: int, tiles: int, section: int) -> tuple[int, int
 best_makespan, best_heads_at_once, best_tile_at = check("19.6", makespan, heads_at_once, tile_at).best
 
 # %% [markdown]
-# The next cell compares a plain grid, sections, and the longest first over all heads. A tile of row $r$ reads $r + 1$
+# The next cell compares a plain grid, sections, and the longest first over all heads. The tile of row $r$ reads $r+1$
 # blocks.
 
 # %%
@@ -910,13 +905,13 @@ owners = {name: [head for head, _ in tiles] for name, tiles in orders.items()}
 draw_loads(plans, FEW_SLOTS, "blocks of keys (dashed: an even share)", owners)
 
 # %% [markdown]
-# The picture has four heads of eight tiles, a colour for each, on seven slots. The plain grid ends at 25, because the
-# longest tiles of the last head start late. In sections the short tiles come last, and the end is at 21.
+# The picture has four heads of eight tiles on seven slots. The plain grid ends at 25, because the longest tiles of the
+# last head start late. In sections the short tiles come last, and the end is at 21.
 #
 # With 16 heads of 4,096 tokens the plain grid ends at 85 blocks, a third after the even share, and the sections end at
-# 65. With 64 heads of 8,192 tokens each slot runs many tiles, so a long one at the end costs only 4 %. On an H200 the
-# authors of [FlashAttention-4](https://arxiv.org/abs/2603.05451) measured a gain of 4 to 8 % with a key head for each
-# query head, and of 7 to 14 % with one for all. This model does not show what sections save in the cache.
+# 65 blocks. With 64 heads of 8,192 tokens it loses only 4 %, because each slot runs many tiles. This model does not
+# show what sections save in the cache. On an H200 the authors of [FlashAttention-4](https://arxiv.org/abs/2603.05451)
+# measured a gain of 4 to 8 % with a key head for each query head, and of 7 to 14 % with one for all.
 
 # %% [markdown]
 # ## Four bits with scales · deeper
