@@ -708,7 +708,7 @@ draw_roles(events)
 # - dQ is a sum over *all* keys, but a program has only its own block. It writes its part in float32 to shared memory,
 #   from where the copy engine adds it to global memory. To write and to read these 64 KiB takes 1,024 cycles.
 #
-# **Predict** how many cycles shared memory takes in all, beside the 2,560 cycles of the five products.
+# **Predict** how many cycles shared memory takes, beside the 2,560 of the five products.
 
 # %%
 predict("19 cycles of shared memory in the backward", ..., "cycles")
@@ -724,12 +724,11 @@ for name, cycles in (("forward", forward(B200)), ("forward, in pairs", forward(B
 measured("19 cycles of shared memory in the backward", backward(B200).shared_memory, "cycles")
 
 # %% [markdown]
-# Shared memory takes 3,328 cycles, which is 30 % more than the products. Faster tensor cores gain nothing here, unless
-# fewer bytes are read.
+# Shared memory takes 3,328 cycles, 30 % more than the products. Faster tensor cores gain nothing here, unless fewer
+# bytes are read.
 #
 # On a Blackwell two neighbouring multiprocessors, a *pair*, can run one product of 256 rows together. Each keeps its
-# own 128 rows of the first operand, and half of the second. In the forward pass K and V then take half as many bytes:
-# 512 cycles instead of 768.
+# own 128 rows of the first operand, and half of the second. In the forward pass that takes 512 cycles instead of 768.
 #
 # In the backward pass the two have different keys, so they exchange half of dS. Then each has *all* keys of the pair
 # for *half* of the queries, and computes the pair's sum of dQ for those. So they add half as many numbers to global
@@ -781,12 +780,12 @@ measured("19 steps with turns, all from tile 0 on", together, "steps")
 # ## The longest first · deeper
 #
 # Under a causal mask a tile of queries reads all blocks of keys up to its own. With 4,096 tokens in tiles and blocks of
-# 128, a head has 32 tiles, which read 1 to 32 blocks. Each tile is a program. A multiprocessor that is free, here
-# called a *slot*, takes the next program of the list. The order of the list decides when the last program ends.
+# 128, a head has 32 tiles, which read 1 to 32 blocks. Each tile is a program. A free multiprocessor, here called a
+# *slot*, takes the next program of the list. The order of the list decides when the last program ends.
 #
-# Take four programs of 1, 2, 3 and 4 units of time, on two slots. In this order one slot runs 1 and 3, and the other
-# runs 2 and 4, which ends at 6. With the longest first, they run 4 and 1, and 3 and 2. Both end at 5, an *even share*
-# of the 10 units. The longest first takes at most a third longer than the best order ([Graham,
+# Take four programs of 1, 2, 3 and 4 units of time on two slots. In this order one slot runs 1 and 3, and the other 2
+# and 4, which ends at 6. With the longest first, they run 4 and 1, and 3 and 2. Both end at 5, an *even share* of the
+# 10 units. The longest first takes at most a third longer than the best order ([Graham,
 # 1969](https://doi.org/10.1137/0117039)), because short programs fill the gaps at the end.
 #
 # A plain grid starts the tiles head by head, and in each head the shortest first. FlashInfer reversed first the tiles
@@ -801,8 +800,8 @@ measured("19 steps with turns, all from tile 0 on", together, "steps")
 # ([flash-attention#2754](https://github.com/Dao-AILab/flash-attention/pull/2754)).
 #
 # Now take 16 heads of 4,096 tokens on an H200. Each has 1 + 2 + … + 32 = 528 blocks, so an even share is 16 · 528 / 132
-# = 64 blocks. **Predict** after how many blocks the last program ends if a plain grid starts them. In the exercise,
-# tiles are numbered by their *row*: row 0 is the first tile of a head.
+# = 64 blocks. **Predict** after how many blocks a plain grid ends. In the exercise a tile has a *row*: row 0 is the
+# first tile of its head.
 
 # %%
 predict("19 end of a plain grid", ..., "blocks")
@@ -868,8 +867,7 @@ def tile_at(number: int, heads: int, tiles: int, section: int) -> tuple[int, int
 best_makespan, best_heads_at_once, best_tile_at = check("19.6", makespan, heads_at_once, tile_at).best
 
 # %% [markdown]
-# The next cell compares a plain grid, sections, and the longest first over all heads. The tile of row $r$ reads $r+1$
-# blocks.
+# The next cell compares three orders. The tile of row $r$ reads $r+1$ blocks.
 
 # %%
 L2_BYTES, SLOTS = 50 << 20, 132
