@@ -914,37 +914,38 @@ draw_loads(plans, FEW_SLOTS, "blocks of keys (dashed: an even share)", owners)
 # %% [markdown]
 # ## Four bits with scales · deeper
 #
-# A B200 multiplies numbers of four bits twice as fast as numbers of eight bits. Their format is called *e2m1*: a sign,
-# two bits of exponent and one of mantissa. It has the sizes 0, 0.5, 1, 1.5, 2, 3, 4 and 6, and no others. So each block
-# of neighbours in a row has a *scale*, by which its codes are multiplied. There are two formats:
+# A B200 multiplies numbers of four bits twice as fast as numbers of eight. Their format is called *e2m1*: a sign, two
+# bits of exponent and one of mantissa. It has the sizes 0, 0.5, 1, 1.5, 2, 3, 4 and 6, and no others. So each group of
+# neighbours in a row shares a *scale*, by which its *codes*, the numbers of four bits, are multiplied. Such a group is
+# called a block too, but it has nothing to do with a block of keys. There are two formats:
 #
 # | | block | scale of a block | further scale | bits a number |
 # |---|---|---|---|---|
 # | **MXFP4** | 32 | $2^e$; one byte holds $e + 127$ | | 4 + 8/32 = 4.25 |
 # | **NVFP4** | 16 | an 8-bit float, e4m3 | one float32 for a tensor or a row | 4 + 8/16 = 4.5 |
 #
-# **MXFP4.** The largest number $L$ of a block must not exceed 6 scales, or it is cut. So $e$ is
-# $\log_2(L / 6)$, rounded *up*. If $L$ is 6.5, then $e$ is 1. The scale is 2, $L$ becomes 3.25, and the nearest code is
-# 3, which stands for 6. With $L = 10$ it becomes 5, halfway between 4 and 6. Of two neighbours at the same distance
-# the one with the even code is taken: 4 has code 6 and 6 has code 7, so it is 4.
+# **MXFP4.** If the largest number $L$ of a block exceeds 6 scales, it is cut off. So $e$ is $\log_2(L/6)$, rounded
+# *up*. If $L$ is 6.5, then $e$ is 1 and the scale is 2. $L$ becomes 3.25, and the nearest size is 3, which stands
+# for 6. If $L$ is 10, it becomes 5, halfway between 4 and 6. Then the even one of both codes is taken: 4 has code 6 and
+# 6 has code 7, so it is 4.
 #
-# The text of the standard takes $\lfloor \log_2 L \rfloor - 2$ instead. That lets $L$ be almost 8 scales, and what
-# exceeds 6 is cut. A project that compared both rules on one model measured a perplexity of 23.54 with the standard's
-# and 22.50 with rounding up ([trinity#694](https://github.com/gHashTag/trinity/pull/694)). AMD's kernel library
-# moved from the first rule to the second because it had cut the largest number of 37 % of the blocks
-# ([aiter#3212](https://github.com/ROCm/aiter/pull/3212)). MLX rounded $e$ to the nearest whole number in its MX
-# formats. In its 8-bit one, a test with 512 blocks had 243 whose largest number was cut, by up to 29 %
+# The text of the standard takes $\lfloor\log_2L\rfloor-2$ instead, so $L$ may be almost 8 scales and is cut off. A
+# project that compared both rules on one model measured a perplexity of 23.54 with the standard's and 22.50 with
+# rounding up ([trinity#694](https://github.com/gHashTag/trinity/pull/694)). AMD's kernel library moved to rounding up
+# because the standard's rule had cut off the largest number of 37 % of the blocks
+# ([aiter#3212](https://github.com/ROCm/aiter/pull/3212)). MLX rounded $e$ to the nearest whole number. In its 8-bit
+# format, a test with 512 blocks had 243 whose largest number was cut off, by up to 29 %
 # ([mlx#4353](https://github.com/ml-explore/mlx/pull/4353)).
 #
 # **NVFP4.** An e4m3 number has all three bits of its mantissa from $2^{-6}$ up to its largest, 448. To use this range,
 # a further scale divides all numbers first, so that the block with the largest one gets the scale 448. Each block's
 # scale is then rounded to the nearest e4m3 number. That may make it too small by a seventeenth, so $L$ can be 6.375
-# scales, which becomes 6. A model's weights have one further scale for the whole tensor. In attention each row has one,
-# and the next section shows why.
+# scales, which becomes 6. The parameters of a model have one further scale for a whole tensor. In attention each row
+# has one, for a reason that the next section gives.
 #
 # Rounding up has a price too: $L$ then lies anywhere between 3 and 6 scales, while NVFP4 puts it near 6. After the
-# exercise, a cell quantises 256 rows of 1,024 normal random numbers in both formats. **Predict** how many times as
-# large the error of MXFP4 is as that of NVFP4.
+# exercise, a cell rounds 256 rows of 1,024 normal random numbers to both formats. **Predict** how many times as large
+# the error of MXFP4 is as that of NVFP4.
 
 # %%
 predict("19 error of MXFP4 over NVFP4", ..., "times")
@@ -1039,30 +1040,30 @@ print(f"MXFP4 {100 * mx:.1f} %, NVFP4 {100 * nv:.1f} % of the numbers' own size"
 measured("19 error of MXFP4 over NVFP4", mx / nv, "times")
 
 # %% [markdown]
-# NVFP4 takes a quarter of a bit more, and its error is 18 % smaller.
+# NVFP4 takes a quarter of a bit more for each number, and its error is 18 % smaller.
 
 # %% [markdown]
 # ## Attention in four bits · deeper
 #
-# Both products of attention can run in four bits. SageAttention3 does so in NVFP4
-# ([arXiv 2505.11594](https://arxiv.org/abs/2505.11594)), and two of its steps make it work.
+# Both products of attention can run in four bits. SageAttention3 does so in NVFP4 ([arXiv
+# 2505.11594](https://arxiv.org/abs/2505.11594)), and two of its steps make it work.
 #
-# **The mean key is subtracted.** A few channels of the keys are large in every token, so they set the scales of their
-# blocks, and little is left for what differs from token to token. Let $\bar k$ be the mean of all keys of a head. With
-# $k_j - \bar k$ in place of $k_j$, each score of query $q$ becomes smaller by $q \cdot \bar k$. This is the same number
-# for the whole row, and a softmax does not change if a constant is subtracted from its row. The values' mean must stay:
-# the weights of a row add up to 1, so $V - \bar v$ would take $\bar v$ off the output.
+# **The mean key is subtracted.** A few channels of the keys are large in every token. They set the scales of their
+# blocks, so little precision is left for what differs from token to token. Let $\bar k$ be the mean of all keys of a
+# head. With $k_j-\bar k$ in place of $k_j$, each score of a query $q$ becomes smaller by $q\cdot\bar k$. This is the
+# same number for the whole row, and a softmax does not change if a constant is subtracted from its row. The mean of the
+# values must stay: the weights of a row add up to 1, so $V-\bar v$ would take $\bar v$ off the output.
 #
 # **Each row of weights has a scale.** Weights lie between 0 and 1, and with 4,096 keys many are near 1/4,096. The scale
-# of such a block, 1 / 4,096 / 6, is far below e4m3's smallest. Without a further scale it becomes $2^{-6}$, and all of
-# the block's codes are 0. With the row's scale, the largest weight of each row lies at 448 · 6. The developer of an
-# inference engine had measured this collapse and planned both steps as the cure
+# of such a block, 1/4,096/6, is far below e4m3's smallest. Without a further scale it becomes $2^{-6}$, the least that
+# the exercise allows, and all codes of the block are 0. With a row scale, the largest weight of each row lies at 448
+# · 6. The developer of an inference engine had measured this collapse and planned both steps as the cure
 # ([imp#846](https://github.com/kekzl/imp/issues/846)). With both built, the quality was still judged too low at a
 # language model's context lengths ([imp#868](https://github.com/kekzl/imp/pull/868)).
 #
 # The next cell runs attention with 4,096 keys, four of whose 64 channels are large. It rounds both operands of both
 # products to NVFP4, restores them and multiplies in float32, so it shows errors and no times. **Predict** the error
-# without a row scale of the weights, in percent of the output's size.
+# without row scales of the weights, in percent of the output's size.
 
 # %%
 predict("19 error without a row scale", ..., "%")
@@ -1104,15 +1105,15 @@ measured("19 error without a row scale", errors["K's mean off, no row scale"], "
 
 # %% [markdown]
 # Taking off the mean key halves the error. If the mean of the values is taken off as well, hardly anything of the
-# output is left, because here it is mostly that mean. Without a row scale nearly all weights become 0, and so does the
+# output is left, because here it is mostly that mean. Without row scales nearly all weights become 0, and so does the
 # output.
 
 # %% [markdown]
-# `course_lib/kernels/quantised/fp4_attention.py` is such a kernel. On a Blackwell GPU the tensor cores take the codes
-# with their scales; on others the kernel restores the numbers and multiplies in 16 bits, so that you can look at its
-# error anywhere. That error depends on how far the scores spread. With 4,096 keys and all four operands in NVFP4 it is
-# 1.2 % of the output for scores with standard deviation 1, 6 % for 2, and 24 % for 4, because a wrong score is then
-# multiplied into a wrong weight. Four bits suit smooth attention, and not peaked attention.
+# `course_lib/kernels/quantised/fp4_attention.py` holds such a kernel. On a Blackwell the tensor cores take the codes
+# with their scales. On other GPUs the kernel restores the numbers and multiplies in 16 bits, so you can look at its
+# error anywhere. The error depends on how far the scores spread. With 4,096 keys and all four operands in NVFP4 it is
+# 1.2 % of the output for scores with standard deviation 1, 6 % for 2, and 24 % for 4, because a wrong score makes a
+# wrong weight. So four bits suit attention that spreads over many keys, and not attention that peaks at a few.
 
 # %% [markdown]
 # ## Finale: one forward pass with all ideas
