@@ -915,9 +915,9 @@ draw_loads(plans, FEW_SLOTS, "blocks of keys (dashed: an even share)", owners)
 # ## Four bits with scales · deeper
 #
 # A B200 multiplies numbers of four bits twice as fast as numbers of eight. Their format is called *e2m1*: a sign, two
-# bits of exponent and one of mantissa. It has the sizes 0, 0.5, 1, 1.5, 2, 3, 4 and 6, and no others. So each group of
-# neighbours in a row shares a *scale*, by which its *codes*, the numbers of four bits, are multiplied. Such a group is
-# called a block too, but it has nothing to do with a block of keys. There are two formats:
+# bits of exponent and one of mantissa. The sizes are 0, 0.5, 1, 1.5, 2, 3, 4 and 6, and their *codes* are 0 to 7. So
+# that other sizes can be stored too, a group of neighbours in a row shares a *scale*, which multiplies them. Such a
+# group is called a block too, but here it has nothing to do with a block of keys. There are two formats:
 #
 # | | block | scale of a block | further scale | bits a number |
 # |---|---|---|---|---|
