@@ -1119,10 +1119,12 @@ measured("19 error without a row scale", errors["K's mean off, no row scale"], "
 # ## Finale: one forward pass with all ideas
 #
 # `attention_with_ideas` in `course_lib/kernels/attention/ideas.py` is the library's plain Triton kernel for attention,
-# in which each idea can be switched on by itself. It takes two of your functions: the exponential of 19.2, which the
-# kernel calls for a share of the keys, and the order of 19.6. The threshold is a number.
+# in which you can switch on each idea by itself. The threshold is a number. The other two ideas take functions of
+# yours, or the course's where you skipped an exercise. The exponential of 19.2 computes the weights of a share of the
+# keys. The function `tile_at` of 19.6 gives the order in which the programs take the tiles of queries. Under a causal
+# mask a tile has the more blocks of keys the later it is, so the last tile of each head starts first.
 #
-# The next cell runs it with one idea more each time, on causal attention with 4 heads of 256 tokens. It compares every
+# The next cell switches on one idea more each time, on causal attention with 4 heads of 256 tokens. It compares every
 # result with attention in float64.
 
 # %%
@@ -1157,12 +1159,13 @@ print(f"your kernel of 19.3, head 0 without a mask: it differs from this one by 
 
 # %% [markdown]
 # The error stays within what float16 makes of it. With lazy rescaling, weights reach up to 256 before they are rounded,
-# but a float16 number has the same relative precision there. The order does not change the result at all.
+# but float16 has the same relative precision there. The order does not change the result at all.
 #
-# Now the time that the model of 19.1 predicts for a B200, which has 148 multiprocessors. Take causal attention with 16
-# heads of 4,096 tokens and head dimension 64. A tile that is rescaled multiplies its 128 rows of output once more,
-# which takes 128 · 64 instructions. A usual tile is rescaled at every block, a lazy one at 3 of 63, as counted above
-# for a deviation of 3. **Predict** by how many percent all ideas together shorten the forward pass.
+# Now the time that the model of 19.1 gives for a B200, which has 148 multiprocessors. Take causal attention with 16
+# heads of 4,096 tokens and head dimension 64. To rescale a tile, the multiply-add unit multiplies its 128 rows of
+# output, which takes 128 · 64 instructions. With a threshold of 0 this comes with every block, and with a threshold of
+# 8 with 3 of 63 blocks, about as counted above for a deviation of 3. Each multiprocessor takes the next tile of the
+# list when it is free. **Predict** by how many percent all ideas together shorten the forward pass.
 
 # %%
 predict("19 all ideas on a B200", ..., "%")
@@ -1201,19 +1204,19 @@ measured("19 all ideas on a B200", 100 * (1 - ends[-1] / ends[0]), "%")
 
 # %% [markdown]
 # > **The answer.** What would you change, when the products became twice as fast and the exponentials did not? You
-# > would give a share of the exponentials to the multiply-adds, which shortens a block at head dimension 64 from 1,024
-# > to 784 cycles. You would not multiply the output at every block, since most rescales are not needed. You would keep
-# > the scores, the weights and the output in tensor memory. And you would start the longest tiles first, so that no
-# > multiprocessor works alone at the end. Together the model says 41 % less time for this case.
+# > would give a share of the exponentials to the multiply-add unit. At head dimension 64 this shortens a block from
+# > 1,024 to 784 cycles. You would not rescale the output at every block, since most rescales are not needed. You would
+# > keep the scores, the weights and the output in tensor memory. One more idea came on top: you would start the longest
+# > tiles first, so that no multiprocessor works alone at the end. Together the model says 41 % less time for this case.
 #
-# Look at the second line of the output: by this model, lazy rescaling alone gains nothing. The multiply-add unit is
-# not the slowest one, so the model does not care what it does. What the model leaves out is waiting. The output product
-# of a block cannot start before the correction has rescaled O (exercise 19.5), so each skipped rescale takes one step
-# out of a chain in which three groups of warps wait for each other.
+# The 784 cycles are one more than in 19.1, because the rescales that are left need the multiply-add unit too. Look at
+# the second line of the output: by this model, lazy rescaling alone gains nothing, because the multiply-add unit is not
+# the slowest one. What the model leaves out is waiting. The output product of a block cannot start before the output
+# has been rescaled. So each skipped rescale takes one step out of a chain in which several groups of warps wait for
+# each other.
 #
-# **On the GPU at hand.** The same kernel shows which of the ideas pay on your GPU. On a Hopper the products take longer
-# than the exponentials, so expect nothing from the polynomial there: in an earlier version of the course's kernel with
-# warp roles, on an H200 at head dimension 64, one exponential in eight by multiply-adds lowered 533 to 494 TFLOP/s.
+# **On the GPU at hand.** The next cell measures which of the ideas pay on your GPU. On a Hopper expect nothing from the
+# polynomial, as in 19.2, because at head dimension 64 the products take as long as the exponentials there.
 
 # %%
 if on_gpu:
