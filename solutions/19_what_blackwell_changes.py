@@ -275,18 +275,18 @@ measured("19 instructions for one power", round((lengths[2] - lengths[0]) / 32),
 #
 # The online softmax of chapter 03 keeps three things for each row: the maximum of its scores, the row sum of its
 # weights, and its output. When a block raises the maximum, the row sum and the output are *rescaled*: multiplied by
-# $2^{\text{old}-\text{new}}$, where scores are in base 2. On a Blackwell the output lies in tensor memory, so a program
-# must read it from there and write it back. For 128 rows of 128 float32 numbers that is 64 KiB each way. Until this is
-# done, the next product cannot be added.
+# $2^{\text{old}-\text{new}}$, where scores are in base 2. On a Blackwell the output lies in tensor memory. A program
+# must read it from there and write it back, 64 KiB each way for 128 rows of 128 float32 numbers. Until this is done,
+# the next product cannot be added.
 #
 # Most of this can be saved. What is subtracted from the scores of a row is called its *reference* $r$, and it cancels:
 #
 # $$\text{output}=\frac{\sum_i2^{s_i-r}v_i}{\sum_i2^{s_i-r}},\qquad
 # \text{lse}=\ln2\cdot\left(r+\log_2\sum_i2^{s_i-r}\right)$$
 #
-# So the reference need not be the maximum. It only has to be near enough that no weight overflows. FlashAttention-4
-# keeps the old reference as long as the maximum exceeds it by at most a *threshold* of 8. Weights may then reach
-# $2^8=256$, and even float16 goes up to 65,504.
+# So the reference need not be the maximum, if only no weight overflows. FlashAttention-4 keeps the old reference as
+# long as the maximum exceeds it by at most a *threshold* of 8. Weights may then reach $2^8=256$, and even float16 goes
+# up to 65,504.
 #
 # Take a row with two blocks of one key each, with the scores 3 and 7 and the values 10 and 20. The reference stays 3.
 # The weights are 1 and $2^4=16$, the row sum is 17, and the output is $(10+320)/17=19.41$. With the reference 7 the
@@ -430,8 +430,8 @@ generator = torch.Generator().manual_seed(19)
 choose_threshold(6 * torch.randn(64, 128, generator=generator).amax(dim=1) + torch.linspace(0, 10, 64), 8.0)
 
 # %% [markdown]
-# The next cell has rows whose scores climb from block to block, first by 7.9 and then by 8.1. With 7.9 every second
-# block rescales, because two steps exceed 8. The log-sum-exp is PyTorch's in both cases.
+# In the next cell the scores climb from block to block, first by 7.9 and then by 8.1. With 7.9 every second block
+# rescales, because two steps exceed 8. The log-sum-exp is PyTorch's in both cases.
 
 # %%
 for step in (7.9, 8.1):
@@ -1243,48 +1243,48 @@ else:
 #
 # | 2^x from multiply-adds | |
 # |---|---|
-# | wins | B200, head dimension 64: a tile takes 783 cycles instead of 1,024 (computed) |
-# | loses | on an H200 the course's forward went from 533 to 494 TFLOP/s (measured): there the exponentials hide |
+# | wins | B200, head dimension 64: a block takes 783 cycles instead of 1,024 (computed) |
+# | loses | on an H200 the course's forward pass fell from 533 to 494 TFLOP/s (measured): it has nothing to gain there |
 # | falls back | B300: 32 exponentials in a cycle, so the share is 0 |
 # | trap | rounding to the nearest whole number with a polynomial that was fitted on [0, 1) |
 #
 # | lazy rescaling | |
 # |---|---|
 # | wins | normal scores with deviation 3: a tile of 128 rows is rescaled 3 times instead of 61 (computed) |
-# | loses | scores with deviation 10: 33 times of 61 are left |
-# | falls back | threshold 0 is the usual online softmax |
-# | trap | FP8: weights up to 256 do not fit beside a shift of 2⁸. The threshold there is at most 0.807 |
+# | loses | scores with deviation 10: it is still rescaled 33 times instead of 61 (computed) |
+# | falls back | a threshold of 0 is the usual online softmax |
+# | trap | FP8: weights up to 256 do not fit beside a shift of 8, so in e4m3 the threshold is at most 0.807 |
 #
 # | tensor memory | |
 # |---|---|
 # | wins | P and O leave the registers; two tiles of queries fill all 512 columns |
 # | loses | head dimension 256: two tiles need 768 columns, so only one fits |
-# | falls back | – (it exists on data-centre Blackwell alone; an RTX 5090 has none) |
-# | trap | the next scores written over weights that the other product still reads |
+# | falls back | nowhere: only data-centre Blackwells have it, and an RTX 5090 has none |
+# | trap | the next scores overwrite weights that the output product still reads |
 #
 # | longest first | |
 # |---|---|
-# | wins | causal, 16 heads of 4,096 tokens on 132 multiprocessors: 65 units of time instead of 85 (computed) |
-# | loses | all heads at once: their keys and values do not fit in the L2 cache |
-# | falls back | without a mask all tiles are equally long, and the order does not matter |
+# | wins | causal, 16 heads of 4,096 tokens on 132 multiprocessors: it ends after 65 blocks instead of 85 (computed) |
+# | loses | all heads at once: their keys and values may not fit in the L2 cache |
+# | falls back | without a mask all tiles take equally long, and the order does not matter |
 # | trap | a last section with fewer heads than the others |
 #
 # | four bits | |
 # |---|---|
 # | wins | 4.5 bits a number in NVFP4, 4.25 in MXFP4; products at four times the rate of 16 bits (B200 data sheet) |
-# | loses | 17 % of a block's largest number may be lost to rounding in NVFP4, 20 % in MXFP4 (computed) |
+# | loses | rounding may be off by 17 % of a block's largest number in NVFP4, and 20 % in MXFP4 (computed) |
 # | falls back | GPUs before Blackwell restore the numbers and multiply in 16 bits |
-# | trap | a scale rounded down: up to 25 % of the largest numbers is cut off |
+# | trap | a scale rounded down: up to 25 % of a block's largest number is cut off |
 #
 # ## Check yourself
 #
-# Answer these on paper. Then run the next cell and open the answers.
+# Answer these on paper. Then run the next cell and open the answers. Questions 3 and 4 belong to deeper sections.
 #
-# 1. A GPU has the tensor cores of a B200 and 8 exponentials in a cycle. How many cycles do the exponentials of a tile
-#    of 128³ take? Would you give some of them to multiply-adds?
+# 1. A GPU has the tensor cores of a B200 and computes 8 exponentials in a cycle. How many cycles do the exponentials of
+#    128 queries and 128 keys take? Would you give some of them to the multiply-add unit at head dimension 128?
 # 2. A row's reference is 3 and the threshold 8. The next blocks have the maxima 10, 11, 12 and 20 (base 2). What is the
 #    reference after each of them, and how large is the largest weight?
-# 3. With a shift of 2⁶ instead of 2⁸, how much may a score exceed the reference in e4m3?
+# 3. With a shift of 6 instead of 8, by how much may a score exceed the reference in e4m3?
 # 4. Two tiles of 128 queries with 64 keys a block and head dimension 128: how many columns of tensor memory do they
 #    need if P lies in S?
 
@@ -1303,13 +1303,13 @@ self_check(
 #
 # All sources were read in November 2026.
 #
-# - **FlashAttention-4** has all ideas of this chapter, with shares, thresholds and orders chosen by head dimension and
-#   mask. Its first author and colleagues report up to 1,613 TFLOP/s on a B200, 71 % of the peak.
-# - **FP8 in FlashAttention-4** had a shift of 2⁸ and a threshold of 4, so weights above 448 were cut off. On a B300 the
-#   error beside 16 bits was 0.31 for logits with deviation 1.5, and 0.02 with a smaller shift
+# - **FlashAttention-4** has all ideas of the finale. Share, threshold and order are chosen by head dimension and mask.
+#   Its first author and colleagues report up to 1,613 TFLOP/s on a B200, 71 % of the peak.
+# - **FP8 in FlashAttention-4** cut off weights above 448. On a B300 the error beside 16 bits was 0.31 for scores with
+#   deviation 1.5, and 0.02 with a smaller shift
 #   ([flash-attention#2694](https://github.com/Dao-AILab/flash-attention/pull/2694)).
-# - **Triton** compiles `tl.dot` to tensor memory on a B200 by itself. Gluon shows it as an object that you allocate and
-#   plan, as `course_lib/kernels/blackwell/` does.
+# - **Triton** compiles `tl.dot` to tensor memory on a B200 by itself. Gluon, Triton's lower-level language, shows it as
+#   an object that you allocate and plan, as `course_lib/kernels/blackwell/` does.
 #
 # ## Papers
 #
