@@ -580,8 +580,7 @@ for threshold in (0.0, 0.75, 4.0):
 # Two tiles would need 640 columns, and there are 512. But the softmax reads all of S into registers before it writes P.
 # So P may lie in columns of its own S, and then two tiles fill exactly 512. You write such a plan for any sizes.
 #
-# Where P shares columns with S, the next scores must not arrive before P has been read. Three kinds of warps do the
-# work:
+# Where P shares columns with S, the next scores must not arrive before P has been read. Three kinds of warps take part:
 #
 # - The *product warp* starts the products of both tiles. It goes on at once, and the tensor cores run the products in
 #   the order in which they were started.
@@ -600,8 +599,8 @@ for threshold in (0.0, 0.75, 4.0):
 #
 # The warp must also keep the tensor cores busy. Suppose that a product takes 10 ticks and a softmax 20. A block needs
 # four products, two for each tile: 40 ticks. If two tiles took turns, a block would take 80, because one tile alone
-# needs 10 + 20 + 10. If one tile's products run during the other's softmax, both take 40 together. **Predict** how many
-# ticks your warp takes for six blocks, from the beginning of the first product to the end of the last.
+# needs 10 + 20 + 10 = 40. If one tile's products run during the other's softmax, both take 40 together. **Predict** how
+# many ticks your warp takes for six blocks, from the beginning of the first product to the end of the last.
 
 # %%
 predict("19 ticks of six blocks, two tiles", ..., "ticks")
@@ -701,8 +700,8 @@ draw_roles(events)
 # | $dK \mathrel{+}= dS^T Q$ | Q | dS |
 # | $dQ = dS \, K$ | dS, K | |
 #
-# For 128 queries and keys at head dimension 128, each operand has 32 KiB and takes 256 cycles. All eight take 2,048.
-# Two more things have to be moved:
+# For 128 queries and keys at head dimension 128, each operand has 32 KiB and takes 256 cycles, at 128 bytes a cycle.
+# All eight take 2,048. Two more things have to be moved:
 #
 # - The last product needs dS in shared memory, where it is written in 256 cycles.
 # - dQ is a sum over *all* keys, but a program has only its own block. It writes its part in float32 to shared memory,
@@ -728,21 +727,23 @@ measured("19 cycles of shared memory in the backward", backward(B200).shared_mem
 # bytes are read.
 #
 # On a Blackwell two neighbouring multiprocessors, a *pair*, can run one product of 256 rows together. Each keeps its
-# own 128 rows of the first operand, and half of the second. In the forward pass that takes 512 cycles instead of 768.
+# own 128 rows of the first operand, and half of the second. In the forward pass shared memory then takes 512 cycles
+# instead of 768.
 #
 # In the backward pass the two have different keys, so they exchange half of dS. Then each has *all* keys of the pair
 # for *half* of the queries, and computes the pair's sum of dQ for those. So they add half as many numbers to global
 # memory as before. By our count this takes 2,560 cycles, as long as the products: 1,536 for operands, 256 to write dS,
-# 256 for the exchange, and 512 for dQ. The paper says 2,688, which we could not reproduce.
+# 256 for the exchange, and 512 for dQ. The paper on FlashAttention-4 says 2,688, which we could not reproduce.
 #
 # The exchange pays on Hopper too. A change proposed to FlashAttention raised the backward pass for head dimension 256
 # from 471 to 530 TFLOP/s by it (one H200, 16k tokens). With the additions to global memory left out, which gives wrong
-# results, the old kernel ran at 747 ([flash-attention#2889](https://github.com/Dao-AILab/flash-attention/pull/2889)).
+# results, the old kernel ran at 747: they cost most
+# ([flash-attention#2889](https://github.com/Dao-AILab/flash-attention/pull/2889)).
 #
-# **Equal bits in every run.** Float32 sums depend on the order of the additions (chapter 10). To fix it, each tile of
-# dQ has a counter: a program waits for its turn, adds, and counts up. Suppose that 16 programs, one for each block of
-# keys, visit 16 tiles of dQ, and each visit takes one step. **Predict** how many steps this takes if all go through the
-# tiles from 0 to 15.
+# **Equal bits in every run.** Float32 sums depend on the order of the additions (chapter 10). For a fixed order, each
+# tile of dQ has a counter: a program waits for its turn, adds, and counts up. Suppose that 16 programs, one for each
+# block of keys, visit 16 tiles of dQ, and each visit takes one step. **Predict** how many steps this takes if all go
+# through the tiles from 0 to 15.
 
 # %%
 predict("19 steps with turns, all from tile 0 on", ..., "steps")
@@ -925,7 +926,7 @@ draw_loads(plans, FEW_SLOTS, "blocks of keys (dashed: an even share)", owners)
 # | **NVFP4** | 16 | an 8-bit float, e4m3 | one float32 for a tensor or a row | 4 + 8/16 = 4.5 |
 #
 # **MXFP4.** If the largest number $L$ of a block exceeds 6 scales, it is cut off. So $e$ is $\log_2(L/6)$, rounded
-# *up*. If $L$ is 6.5, then $e$ is 1 and the scale is 2. $L$ becomes 3.25, and the nearest size is 3, which stands
+# *up*. If $L$ is 6.5, then $e$ is 1 and the scale is 2. So $L$ becomes 3.25, and the nearest size is 3, which stands
 # for 6. If $L$ is 10, it becomes 5, halfway between 4 and 6. Then the even one of both codes is taken: 4 has code 6 and
 # 6 has code 7, so it is 4.
 #
@@ -1045,8 +1046,8 @@ measured("19 error of MXFP4 over NVFP4", mx / nv, "times")
 # %% [markdown]
 # ## Attention in four bits · deeper
 #
-# Both products of attention can run in four bits. SageAttention3 does so in NVFP4 ([arXiv
-# 2505.11594](https://arxiv.org/abs/2505.11594)), and two of its steps make it work.
+# Both products of attention can run in four bits. SageAttention3 does so in NVFP4
+# ([arXiv 2505.11594](https://arxiv.org/abs/2505.11594)), and two of its steps make it work.
 #
 # **The mean key is subtracted.** A few channels of the keys are large in every token. They set the scales of their
 # blocks, so little precision is left for what differs from token to token. Let $\bar k$ be the mean of all keys of a
@@ -1056,8 +1057,8 @@ measured("19 error of MXFP4 over NVFP4", mx / nv, "times")
 #
 # **Each row of weights has a scale.** Weights lie between 0 and 1, and with 4,096 keys many are near 1/4,096. The scale
 # of such a block, 1/4,096/6, is far below e4m3's smallest. Without a further scale it becomes $2^{-6}$, the least that
-# the exercise allows, and all codes of the block are 0. With a row scale, the largest weight of each row lies at 448
-# · 6. The developer of an inference engine had measured this collapse and planned both steps as the cure
+# the exercise allows, and all codes of the block are 0. With a row scale, the largest weight of each row lies at
+# 448 · 6. The developer of an inference engine had measured this collapse and planned both steps as the cure
 # ([imp#846](https://github.com/kekzl/imp/issues/846)). With both built, the quality was still judged too low at a
 # language model's context lengths ([imp#868](https://github.com/kekzl/imp/pull/868)).
 #
