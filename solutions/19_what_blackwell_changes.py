@@ -166,7 +166,8 @@ choose_share("B200", 64)
 # **The lower end.** Masked scores are $-\infty$, and $-\infty-(-\infty)$ is NaN. Also, no float32 has an exponent below
 # $-127$. A trading library forgot this, and its `exp` gave $-\infty$ for an exponent of $-128$
 # ([nautilus_trader#4709](https://github.com/nautechsystems/nautilus_trader/pull/4709)). So first replace everything
-# below $-127$ by $-127$. The number 1 has 127 stored as its exponent. If 127 is subtracted, all its bits become 0.
+# below $-127$ by $-127$. There the polynomial gives 1, which stores 127 as its exponent. With 127 subtracted, all bits
+# are 0.
 #
 # The check divides your results by $2^x$, so a right one shows as 1. **Predict** how many instructions one power takes
 # in this way. The polynomial alone takes three.
@@ -267,7 +268,7 @@ measured("19 instructions for one power", round((lengths[2] - lengths[0]) / 32),
 # attention fell from 533 to 494 TFLOP/s when it moved one of eight exponentials.
 #
 # A share also mixes two slightly different functions. In FlashAttention-4 the kernel's variant decides which numbers
-# get which function. Prefill and decode had agreed to the last bit before, and now they no longer did
+# get which function. Prefill and decode, which had agreed to the last bit, then no longer did
 # ([flash-attention#2596](https://github.com/Dao-AILab/flash-attention/issues/2596)).
 
 # %% [markdown]
@@ -284,19 +285,19 @@ measured("19 instructions for one power", round((lengths[2] - lengths[0]) / 32),
 # $$\text{output}=\frac{\sum_i2^{s_i-r}v_i}{\sum_i2^{s_i-r}},\qquad
 # \text{lse}=\ln2\cdot\left(r+\log_2\sum_i2^{s_i-r}\right)$$
 #
-# So the reference need not be the maximum, if only no weight overflows. FlashAttention-4 keeps the old reference as
-# long as the maximum exceeds it by at most a *threshold* of 8. Weights may then reach $2^8=256$, and even float16 goes
-# up to 65,504.
+# So any reference will do with which no weight overflows. FlashAttention-4 keeps the old reference as long as the
+# maximum exceeds it by at most a *threshold* of 8. Weights may then reach $2^8=256$, and even float16 goes up to
+# 65,504.
 #
-# Take a row with two blocks of one key each, with the scores 3 and 7 and the values 10 and 20. The reference stays 3.
-# The weights are 1 and $2^4=16$, the row sum is 17, and the output is $(10+320)/17=19.41$. With the reference 7 the
-# weights are 1/16 and 1, the row sum is 1.0625, and the output is $20.625/1.0625=19.41$. In base 2 the log-sum-exp,
-# `lse`, is $3+\log_2 17=7.09$, or $7+\log_2 1.0625=7.09$. But the maximum 7 with the row sum 17 would give 11.09:
-# reference, row sum and output belong together.
+# Take a row with two blocks of one key each, with the scores 3 and 7 and the values 10 and 20. The reference starts as
+# 3 and stays 3. The weights are 1 and $2^4=16$, the row sum is 17, and the output is $(10+320)/17=19.41$. With the
+# reference 7 the weights are 1/16 and 1, the row sum is 1.0625, and the output is $20.625/1.0625=19.41$. In base 2 the
+# log-sum-exp, `lse`, is $3+\log_2 17=7.09$, or $7+\log_2 1.0625=7.09$. But the maximum 7 with the row sum 17 would give
+# 11.09: reference, row sum and output belong together.
 #
 # AMD's kernels had a fault of just this kind ([rocm-libraries#6498](https://github.com/ROCm/rocm-libraries/pull/6498)).
-# They always computed the weights from the new maximum, even where row sum and output still belonged to the old one.
-# Generated images became worse.
+# They computed the weights from the new maximum, even where row sum and output still belonged to the old one. Generated
+# images became worse.
 #
 # The threads of a warp execute the same instruction, so a branch saves time only if all of them skip it. In the
 # exercise one program decides for its whole tile: if any row needs a rescale, all rows are rescaled. The next cell
@@ -331,8 +332,8 @@ for deviation in (1, 2, 3, 4):
         measured("19 rescales of a tile, threshold 8", counts[-1], "of 63 blocks")
 
 # %% [markdown]
-# Up to a deviation of 2 nothing is rescaled at all with a threshold of 8. Without one, a single row is rescaled only 4
-# times, but a tile is rescaled in nearly every block. So the threshold saves far more for a tile than for a row.
+# Up to a deviation of 2 nothing is rescaled at all with a threshold of 8. With a threshold of 0, a single row is
+# rescaled only 4 times, but a tile is rescaled in nearly every block. So the threshold saves far more for a tile.
 
 # %%
 # Exercise 19.3 · Rescale lazily
@@ -431,7 +432,7 @@ choose_threshold(6 * torch.randn(64, 128, generator=generator).amax(dim=1) + tor
 
 # %% [markdown]
 # In the next cell the scores climb from block to block, first by 7.9 and then by 8.1. With 7.9 every second block
-# rescales, because two steps exceed 8. The log-sum-exp is PyTorch's in both cases.
+# rescales, because two steps exceed 8. The log-sum-exp agrees with PyTorch's in both cases.
 
 # %%
 for step in (7.9, 8.1):
@@ -457,8 +458,8 @@ for step in (7.9, 8.1):
 # so the quotient, output over row sum, does not change.
 #
 # With lazy rescaling a score may exceed the reference. The *head room* is the largest excess whose weight still fits in
-# the format. In base 2 it is $\log_2448-8=0.807$ for e4m3. For *e5m2*, which has five bits of exponent and two of
-# mantissa, it is $\log_257344-8=7.807$.
+# the format. In base 2 it is $\log_2 448-8=0.807$ for e4m3. For *e5m2*, which has five bits of exponent and two of
+# mantissa, it is $\log_2 57344-8=7.807$.
 #
 # Take a row with two keys in two blocks, with the scores 0 and 4, and let both values be 1. The output is an average of
 # the values, so it must be 1.
@@ -786,8 +787,8 @@ measured("19 steps with turns, all from tile 0 on", together, "steps")
 #
 # Take four programs of 1, 2, 3 and 4 units of time on two slots. In this order one slot runs 1 and 3, and the other 2
 # and 4, which ends at 6. With the longest first, they run 4 and 1, and 3 and 2. Both end at 5, an *even share* of the
-# 10 units. The longest first takes at most a third longer than the best order ([Graham,
-# 1969](https://doi.org/10.1137/0117039)), because short programs fill the gaps at the end.
+# 10 units. The longest first takes at most a third longer than the best order
+# ([Graham, 1969](https://doi.org/10.1137/0117039)), because short programs fill the gaps at the end.
 #
 # A plain grid starts the tiles head by head, and in each head the shortest first. FlashInfer reversed first the tiles
 # of each head, and later those of all heads ([flashinfer#3575](https://github.com/flashinfer-ai/flashinfer/pull/3575)).
@@ -868,7 +869,8 @@ def tile_at(number: int, heads: int, tiles: int, section: int) -> tuple[int, int
 best_makespan, best_heads_at_once, best_tile_at = check("19.6", makespan, heads_at_once, tile_at).best
 
 # %% [markdown]
-# The next cell compares three orders. The tile of row $r$ reads $r+1$ blocks.
+# The next cell compares a plain grid, sections, and the longest first over all heads. The tile of row $r$ reads $r+1$
+# blocks.
 
 # %%
 L2_BYTES, SLOTS = 50 << 20, 132
@@ -908,9 +910,10 @@ draw_loads(plans, FEW_SLOTS, "blocks of keys (dashed: an even share)", owners)
 # last head start late. In sections the short tiles come last, and the end is at 21.
 #
 # With 16 heads of 4,096 tokens the plain grid ends at 85 blocks, a third after the even share, and the sections end at
-# 65 blocks. With 64 heads of 8,192 tokens it loses only 4 %, because each slot runs many tiles. This model does not
-# show what sections save in the cache. On an H200 the authors of [FlashAttention-4](https://arxiv.org/abs/2603.05451)
-# measured a gain of 4 to 8 % with a key head for each query head, and of 7 to 14 % with one for all.
+# 65 blocks. With 64 heads of 8,192 tokens the plain grid loses only 4 %, because each slot runs many tiles. This model
+# does not show what sections save in the cache. On an H200 the authors of
+# [FlashAttention-4](https://arxiv.org/abs/2603.05451) measured a gain of 4 to 8 % with a key head for each query head,
+# and of 7 to 14 % with one for all.
 
 # %% [markdown]
 # ## Four bits with scales · deeper
