@@ -310,7 +310,7 @@ predict("19 rescales of a tile, threshold 8", ..., "of 63 blocks")
 
 # %%
 def average_rescales(maxima, rows_of_a_tile, threshold):
-    """maxima: [rows, blocks], the largest score of each row in each block."""
+    """How often a tile is rescaled. maxima: [rows, blocks], the largest score of each row in each block."""
     reference, *others = maxima.view(-1, rows_of_a_tile, maxima.shape[1]).unbind(2)
     count = 0.0
     for largest in others:
@@ -532,10 +532,10 @@ def fp8_attention(
     block: the number of keys in a block, at least 1. It need not divide the keys: the last block may have fewer.
     Returns: float32 [rows, dim]. Each row goes by itself through the blocks of keys, in ascending order. Its reference
     starts as its maximum over the first block. If its maximum over a later block exceeds the reference by more than
-    min(threshold, head room), that maximum becomes the reference, and the row's sum and output are multiplied by
-    2^(old - new). Else the reference stays. Weights are 2^(score - reference + shift) in float32. The row's sum adds
+    min(threshold, head room), that maximum becomes the reference, and the row sum and the output are multiplied by
+    2^(old - new). Else the reference stays. Weights are 2^(score - reference + shift) in float32. The row sum adds
     them as they are. The products with value take them rounded to dtype, and are added up in float32. The result is
-    output / sum.
+    output / row sum.
     """
     # BEGIN SOLUTION
     limit = min(threshold, head_room(dtype, shift))
@@ -702,7 +702,7 @@ draw_roles(events)
 # | $dQ = dS \, K$ | dS, K | |
 #
 # For 128 queries and keys at head dimension 128, each operand has 32 KiB and takes 256 cycles, at 128 bytes a cycle.
-# All eight take 2,048. Two more things have to be moved:
+# All eight take 2,048. Two more things move:
 #
 # - The last product needs dS in shared memory, where it is written in 256 cycles.
 # - dQ is a sum over *all* keys, but a program has only its own block. It writes its part in float32 to shared memory,
@@ -727,9 +727,8 @@ measured("19 cycles of shared memory in the backward", backward(B200).shared_mem
 # Shared memory takes 3,328 cycles, 30 % more than the products. Faster tensor cores gain nothing here, unless fewer
 # bytes are read.
 #
-# On a Blackwell two neighbouring multiprocessors, a *pair*, can run one product of 256 rows together. Each keeps its
-# own 128 rows of the first operand, and half of the second. In the forward pass shared memory then takes 512 cycles
-# instead of 768.
+# On a Blackwell two multiprocessors, a *pair*, can run one product of 256 rows together. Each keeps its own 128 rows of
+# the first operand, and half of the second. In the forward pass shared memory then takes 512 cycles instead of 768.
 #
 # In the backward pass the two have different keys, so they exchange half of dS. Then each has *all* keys of the pair
 # for *half* of the queries, and computes the pair's sum of dQ for those. So they add half as many numbers to global
@@ -772,9 +771,9 @@ print(f"all begin at tile 0: {together} steps; program p begins at tile p: {apar
 measured("19 steps with turns, all from tile 0 on", together, "steps")
 
 # %% [markdown]
-# If all begin at tile 0, the last program waits 15 steps before it may add anything. If each begins at another tile,
-# nobody waits, and the bits are still equal in every run. FlashAttention-4 reports for its backward pass 1,248 TFLOP/s
-# with one multiprocessor and 1,360 with a pair. In a fixed order they reach 980 and 1,167
+# If all begin at tile 0, the last program waits 15 steps before it adds. If each begins at another tile, nobody waits,
+# and the bits are still equal in every run. FlashAttention-4 reports for its backward pass 1,248 TFLOP/s with one
+# multiprocessor and 1,360 with a pair. In a fixed order they reach 980 and 1,167
 # ([flash-attention#2280](https://github.com/Dao-AILab/flash-attention/pull/2280); a Blackwell that is not named, head
 # dimension 128, 8k tokens).
 
@@ -797,8 +796,8 @@ measured("19 steps with turns, all from tile 0 on", together, "steps")
 # So FlashAttention-4 cuts the heads into *sections*: as many heads as fit, rounded down to a power of two, which is 16
 # here. In a section the last tile of each of its heads comes first, then the tile before, and so on.
 #
-# The list must not be dealt out in advance. On an H200 a user gave each of the 132 multiprocessors every 132nd tile of
-# such a list. At 16,384 tokens this reached 575 TFLOP/s, and one program for each tile 623
+# The list must not be dealt out in advance. On an H200 a user gave each of the 132 multiprocessors every 132nd tile. At
+# 16,384 tokens this reached 575 TFLOP/s, and one program for each tile 623
 # ([flash-attention#2754](https://github.com/Dao-AILab/flash-attention/pull/2754)).
 #
 # Now take 16 heads of 4,096 tokens on an H200. Each has 1 + 2 + … + 32 = 528 blocks, so an even share is 16 · 528 / 132
@@ -869,8 +868,7 @@ def tile_at(number: int, heads: int, tiles: int, section: int) -> tuple[int, int
 best_makespan, best_heads_at_once, best_tile_at = check("19.6", makespan, heads_at_once, tile_at).best
 
 # %% [markdown]
-# The next cell compares a plain grid, sections, and the longest first over all heads. The tile of row $r$ reads $r+1$
-# blocks.
+# The next cell compares three orders. The tile of row $r$ reads $r+1$ blocks.
 
 # %%
 L2_BYTES, SLOTS = 50 << 20, 132
@@ -1176,20 +1174,20 @@ predict("19 all ideas on a B200", ..., "%")
 
 # %%
 HEADS, TOKENS, DIM, B200_CHIP, SLOTS = 16, 4096, 64, (8192, 16, 128), 148
-INSTRUCTIONS, OTHERS = 9, 4  # for a polynomial of degree 3; for each score beside its exponential
+INSTRUCTIONS, OTHERS = 9, 4  # of an exponential by multiply-adds; of a score beside its exponential
 scores = 128 * 128
 products, exponentials, memory = best_forward_cycles(128, 128, DIM, B200_CHIP)
 
 
 def cycles_of_a_block(rescales, polynomial):
-    """The longest of the four units. rescales: of a tile, for each block. polynomial: with the best share, or none."""
+    """Those of the slowest unit. rescales: of a tile, for each block. polynomial: give away the best share, or none."""
     others = OTHERS + rescales * 128 * DIM / scores
     share = best_best_share(128, 128, DIM, B200_CHIP, INSTRUCTIONS, others) if polynomial else 0
     return max(products, memory, (1 - share) * exponentials, scores * (others + share * INSTRUCTIONS) / 128)
 
 
 def thousand_cycles(cycles, section):
-    """Until the last tile ends; section None: as a grid starts them, head by head, the short ones first."""
+    """When the last tile ends. section: None for the order of a plain grid, head by head and the shortest first."""
     tiles = TOKENS // 128
     listed = ([(head, row) for head in range(HEADS) for row in range(tiles)] if section is None
               else [best_tile_at(number, HEADS, tiles, section) for number in range(HEADS * tiles)])
