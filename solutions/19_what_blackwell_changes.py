@@ -1,11 +1,12 @@
 # %% [markdown]
 # # 19 · What Blackwell changes: FlashAttention-4, recomputed
 #
-# **The question.** Take one tile of attention: 128 queries and 128 keys with a head dimension of 128. One
-# multiprocessor of an H100 needs 2,048 cycles for the two matrix products of this tile. One of a B200 needs 1,024,
-# because its tensor cores are twice as fast. But a tile also has 16,384 exponentials, one for each score. Both GPUs
-# compute 16 exponentials in a cycle, so they take 1,024 cycles on either. On the H100 they could hide behind the
-# products. On the B200 they take as long. What would you change in the kernel?
+# **The question.** Blackwell is the generation of NVIDIA's GPUs after Hopper. Take 128 queries and 128 keys with head
+# dimension 128. One multiprocessor of an H100, a Hopper, needs 2,048 cycles for the two matrix products of attention.
+# One of a B200, a Blackwell, needs 1,024, because its tensor cores are twice as fast. But there are also 16,384
+# exponentials, one for each score. Both GPUs compute 16 of them in a cycle, so they take 1,024 cycles on either. On the
+# H100 the exponentials can hide behind the products. On the B200 they take as long as the products. What would you
+# change in the kernel?
 #
 # Write down three answers: something that you would compute on another unit, something that you would not compute at
 # all, and something that you would keep in another memory.
@@ -13,9 +14,9 @@
 # FlashAttention-4 is a kernel for Blackwell GPUs that does all three. In this chapter you recompute where its figures
 # come from, write its ideas yourself, and put them together into one forward pass.
 #
-# **You need no Blackwell.** Nothing in this chapter has run on one: we had none. You count cycles, you run kernels in
-# the interpreter or on the GPU at hand, and you play schedules on a model. Figures that others measured on a B200 are
-# quoted with their source.
+# **You need no Blackwell.** Nothing in this chapter has run on one, because we had none. You count cycles, run kernels
+# in the interpreter or on the GPU at hand, and play schedules on a model. Figures that others measured on a Blackwell
+# are quoted with their source.
 #
 # **Time.** About five and a half hours for all seven exercises, estimated. The **core path** takes two: exercises 19.1,
 # 19.2 and 19.3, and every section whose heading does not end in *deeper*. You need chapters 03 and 04. Some deeper
@@ -41,32 +42,28 @@ on_gpu = not interpreting()
 # %% [markdown]
 # ## Which unit limits
 #
-# A kernel is as fast as the unit with the most work. Attention's forward goes through the scores piece by piece: a
-# *tile* of queries, for example 128 rows, meets a *block* of 128 keys. Four units of a multiprocessor work on such a
-# piece, and they can do so at the same time.
+# A *tile* is the rows of queries that one program works on, here 128. A *block* is the keys that the program takes at
+# once, here 128 as well. Four units of a multiprocessor work on a tile and a block. They work at the same time, so the
+# unit with the most work decides how long this takes.
 #
-# - The **tensor cores** compute two products, $S = Q K^T$ and $O \mathrel{+}= P V$. In 16 bits they do 4,096 FLOPs a
-#   cycle on an H100, and 8,192 on a B200.
-# - The **exponential unit** makes the weights $P$ from the scores $S$. It makes 16 a cycle on both chips.
-# - **Shared memory** sends the tensor cores 128 bytes a cycle on both chips: $Q$ and $K$ for the first product, and $V$
-#   for the second. On a B200, $S$, $P$ and $O$ lie in a memory of their own, the *tensor memory*.
+# - The **tensor cores** compute two products, $S=QK^T$ and $O\mathrel{+}=PV$. In 16 bits they do 4,096 FLOPs a cycle on
+#   an H100, and 8,192 on a B200.
+# - The **exponential unit** computes the weights $P$ from the scores $S$, 16 a cycle on both GPUs.
+# - **Shared memory** sends the tensor cores 128 bytes a cycle on both GPUs: $Q$, $K$ and $V$. A B200 keeps $S$, $P$ and
+#   $O$ in *tensor memory*, a separate memory of 256 KiB beside the tensor cores.
 # - The **multiply-add unit** does the rest: it scales the scores, finds their maximum, adds up the weights and converts
-#   them to 16 bits. It starts 128 instructions a cycle, one for each number.
+#   them to 16 bits. It starts 128 instructions a cycle, each for one number.
 #
-# Take 128 rows, 128 keys and head dimension 128. The two products are $4 \cdot 128^3$ FLOPs: 2,048 cycles of an H100,
-# and 1,024 of a B200. The exponentials take $128^2 / 16 = 1024$ cycles on both, and shared memory sends 96 KiB in 768.
-# So on a B200 the exponentials take as long as the products. At head dimension 64 the products take 512 cycles, but
-# there are as many exponentials as before. Then the tensor cores wait half of the time.
+# At head dimension 128 the two products are $4\cdot128^3$ FLOPs: 2,048 cycles on an H100, and 1,024 on a B200. The
+# exponentials take $128^2/16=1024$ cycles on both, and shared memory sends 96 KiB in 768. At head dimension 64 the
+# products of a B200 take only 512 cycles, but there are as many exponentials as before. So the tensor cores wait half
+# of the time.
 #
 # Multiply-adds can compute an exponential too, in about 9 instructions, as you will see in exercise 19.2. So you may
-# give a *share* of the exponentials to the multiply-add unit. How large should it be? At head dimension 64 a share of
-# one half would bring the exponential unit down to the 512 cycles of the products. But the multiply-add unit has work
-# already. Say 4 instructions for each score, $128^2 \cdot 4 / 128 = 512$ cycles. Half of the exponentials add 576, so
-# now this unit takes 1,088 cycles. The best share lies where both units take equally long. **Predict** it.
-#
-# Too large a share costs more than it brings. In FlashAttention-4 a few numbers of each period go to the multiply-add
-# unit. At head dimension 128 a sweep on a Blackwell GPU gave 1,250 TFLOP/s on average for a period of 10 numbers, and
-# 1,567 for one of 16 ([flash-attention#2398](https://github.com/Dao-AILab/flash-attention/pull/2398)).
+# give a *share* of the exponentials to the multiply-add unit. How large should it be at head dimension 64? A share of
+# one half would bring the exponential unit down to the 512 cycles of the products. But the multiply-add unit already
+# has work. Say 4 instructions for each score: $128^2\cdot4/128=512$ cycles. Half of the exponentials add 576, so now
+# this unit takes 1,088 cycles. The best share is the one at which both units take equally long. **Predict** it.
 
 # %%
 predict("19 best share at head dimension 64", ..., "%")
@@ -123,17 +120,19 @@ for name, chip in CHIPS.items():
 measured("19 best share at head dimension 64", 100 * best_best_share(128, 128, 64, CHIPS["B200"], 9, 4), "%")
 
 # %% [markdown]
-# Both units take $1024 \cdot (1 - s) = 512 + 1152 \cdot s$ cycles at $s = 0.235$, which makes 783 instead of 1,024. A
-# B300 makes 32 exponentials a cycle, so nothing is left to gain there.
+# At a share of $s=0.235$ both units take equally long: $1024\cdot(1-s)=512+1152\cdot s=783$ cycles, instead of 1,024. A
+# B300, another Blackwell, computes 32 exponentials a cycle, so there is nothing left to gain.
 #
-# The table takes all units to be busy all the time. In a real kernel they wait for each other. At head dimension 128 it
-# says 0 for a B200, and yet a small share was best in the sweep above. So count first, and then measure.
+# The table takes all units to be busy all the time. In a real kernel they wait for each other, so count first, and then
+# measure. For a B200 at head dimension 128 the table gives a share of 0, but FlashAttention-4 moves a few exponentials
+# out of every *period* there. In a sweep on a Blackwell, a period of 10 numbers reached 1,250 TFLOP/s on average. A
+# period of 16, which is a smaller share, reached 1,567
+# ([flash-attention#2398](https://github.com/Dao-AILab/flash-attention/pull/2398)).
 
 # %% [markdown]
-# The next cell draws these cycles over the share. Each line is one unit, and the tile takes as long as the highest of
-# them. In a live notebook you can choose the GPU, the head dimension, and how many instructions a polynomial takes. Try
-# a B200 at head dimension 128: the products take 1,024 cycles anyway, so no share makes the tile shorter. Then try a
-# cheaper polynomial at head dimension 64: with 5 instructions the best share is 31 %.
+# The next cell draws the cycles over the share. Each line is one unit, and the highest line says how long the tile
+# takes. In a live notebook you can choose the GPU, the head dimension and the instructions of a polynomial. Try 5
+# instead of 9: the best share is then 31 %.
 
 # %%
 from course_lib.figures.blackwell.shares import choose_share
@@ -144,30 +143,34 @@ choose_share("B200", 64)
 # ## 2^x from multiply-adds
 #
 # How do you compute $2^x$ from multiplications and additions? Cut $x$ in two: the whole number below it,
-# $\lfloor x \rfloor$, and the fraction $f = x - \lfloor x \rfloor$, from 0 to 1. Then $2^x$ is
-# $2^{\lfloor x \rfloor} \cdot 2^f$.
+# $\lfloor x\rfloor$, and the fraction $f=x-\lfloor x\rfloor$, from 0 to 1. Then $2^x=2^{\lfloor x\rfloor}\cdot2^f$.
 #
-# **The fraction.** A polynomial comes close to $2^f$: $1 + C_1 f + C_2 f^2 + C_3 f^3$. The coefficients in the cell are
-# the best ones for $f$ from 0 to 1. They err by at most 8.6e-5, where rounding to bfloat16 errs by up to 3.9e-3.
-# *Horner's* way takes three multiply-adds: $((C_3 f + C_2) f + C_1) f + 1$.
+# **The fraction.** The polynomial $1+C_1f+C_2f^2+C_3f^3$ comes close to $2^f$. The coefficients in the cell are the
+# best ones for $f$ from 0 to 1. They err by at most 8.6e-5, where rounding to bfloat16 errs by up to 3.9e-3. *Horner's*
+# way takes three multiply-adds: $((C_3f+C_2)f+C_1)f+1$.
 #
-# **The whole number.** A float32 has a sign bit, 8 bits of exponent and 23 of mantissa. Read its bits as an integer and
-# add $n \cdot 2^{23}$, and the float is multiplied by $2^n$. A *bitcast* reads bits as another type, and costs nothing.
+# **The whole number.** A float32 has a sign bit, 8 bits of exponent and 23 of mantissa. If you read its bits as an
+# integer and add $n\cdot2^{23}$, the float is multiplied by $2^n$. To read bits as another type is a *bitcast*, which
+# costs nothing.
 #
-# **Rounding down by an addition.** `tl.floor` and `.to(tl.int32)` run on the exponential unit too. But a float32 from
-# 1024 to 2048 has 10 bits of its mantissa before the point, and 13 behind it. So add 1536 to $x$, read the bits, and
-# clear the last 13. That rounds down, because the sum is positive. Take $x = -2.7$. The sum is 1533.3, and with 13 bits
-# cleared it is 1533. Subtract 1536, and you have $\lfloor x \rfloor = -3$ and $f = 0.3$, of which the polynomial makes
-# 1.2311. Now shift the cleared bits left by 10. All that belongs to 1536 falls out at the top, and $-3$ stands where a
-# float32 has its exponent. Added to the bits of 1.2311, it gives $1.2311 / 8 = 0.1539$, which is $2^{-2.7}$.
+# **Rounding down by an addition.** `tl.floor` and `.to(tl.int32)` run on the exponential unit too, so you need another
+# way. A float32 from 1024 to 2048 has 10 bits of its mantissa before the point, and 13 behind it. So add 1536 to $x$,
+# read the bits, and clear the last 13. That rounds down, because the sum is positive. Take $x=-2.7$:
 #
-# **The lower end.** Masked scores are $-\infty$, and $-\infty - (-\infty)$ is NaN. Also, no float32 has an exponent
-# below $-127$. A trading library did not look at that: its `exp` gave $-\infty$ for an exponent of $-128$
-# ([nautilus_trader#4709](https://github.com/nautechsystems/nautilus_trader/pull/4709)). So replace everything below
-# $-127$ by $-127$ first. Then the bits of 1, whose exponent is stored as 127, become those of 0.
+# 1. The sum is 1533.3, and with 13 bits cleared it is 1533.
+# 2. Subtract 1536, and you have $\lfloor x\rfloor=-3$ and $f=0.3$. The polynomial gives 1.2311.
+# 3. Shift the cleared bits left by 10. All that belongs to 1536 falls out at the top, and $-3$ stands where a float32
+#    has its exponent.
+# 4. Add this to the bits of 1.2311. They become those of $1.2311/8=0.1539$, which is $2^{-2.7}$.
 #
-# The check divides your results by $2^x$, so a right one is 1. **Predict** how many instructions one power takes in
-# this way. The polynomial alone takes three.
+# **The lower end.** Masked scores are $-\infty$, and $-\infty-(-\infty)$ is NaN. Also, no float32 has an exponent below
+# $-127$. A trading library forgot this, and its `exp` gave $-\infty$ for an exponent of $-128$
+# ([nautilus_trader#4709](https://github.com/nautechsystems/nautilus_trader/pull/4709)). So first replace everything
+# below $-127$ by $-127$. There the polynomial gives 1, which stores 127 as its exponent. With 127 subtracted, all bits
+# are 0.
+#
+# The check divides your results by $2^x$, so a right one shows as 1. **Predict** how many instructions one power takes
+# in this way. The polynomial alone takes three.
 
 # %%
 predict("19 instructions for one power", ..., "instructions")
@@ -217,8 +220,8 @@ best_powers = check("19.2", powers).best
 best_exp2_polynomial = best_powers.__globals__["exp2_polynomial"]  # the function that it calls: yours, once it passed
 
 # %% [markdown]
-# The next cell reads the machine code for an H100, of kernels in which a thread computes 32 powers. A kernel that only
-# copies is subtracted. `MUFU`, `FRND`, `F2I` and `I2F` run on the exponential unit.
+# The next cell compiles kernels for an H100 in which a thread computes 32 powers, and counts their instructions. It
+# subtracts those of a kernel that only copies. `MUFU`, `FRND`, `F2I` and `I2F` run on the exponential unit.
 
 # %%
 import re
@@ -259,54 +262,55 @@ measured("19 instructions for one power", round((lengths[2] - lengths[0]) / 32),
 # %% [markdown]
 # The course's answer takes nine: a maximum, three additions, one that clears bits, three multiply-adds, and one that
 # shifts and adds at once. At 128 instructions a cycle that makes at most 14 powers a cycle, beside the 16 of the
-# exponential unit. When one of eight exponentials went this way in the course's attention on an H200, at head dimension
-# 64, it fell from 533 to 494 TFLOP/s: the table of 19.1 has nothing to gain there.
+# exponential unit.
 #
-# A share has one more effect: two slightly different functions are mixed. In FlashAttention-4 it depends on the
-# kernel's variant which numbers get which. Prefill and decode, which had agreed to the last bit, no longer did
+# On an H200 there is nothing to gain, as the table of 19.1 says for the H100. At head dimension 64 the course's
+# attention fell from 533 to 494 TFLOP/s when it moved one of eight exponentials.
+#
+# A share also mixes two slightly different functions. In FlashAttention-4 the kernel's variant decides which numbers
+# get which function. Prefill and decode, which had agreed to the last bit, then no longer did
 # ([flash-attention#2596](https://github.com/Dao-AILab/flash-attention/issues/2596)).
 
 # %% [markdown]
 # ## Rescale only when it must be
 #
-# The online softmax of chapter 03 keeps a maximum, a sum and an output for each row. When a block of keys raises the
-# maximum, the sum and the whole output are multiplied by $2^{\text{old} - \text{new}}$, where scores are in base 2. On
-# a Blackwell the output lies in *tensor memory*, a memory of its own beside the tensor cores. To multiply it, a program
-# must read it from there and write it back. For 128 rows of 128 float32 numbers that is 64 KiB each way. Until it is
-# done, the tensor cores cannot add the next product.
+# The online softmax of chapter 03 keeps three things for each row: the maximum of its scores, the row sum of its
+# weights, and its output. When a block raises the maximum, the row sum and the output are *rescaled*: multiplied by
+# $2^{\text{old}-\text{new}}$, where scores are in base 2. On a Blackwell the output lies in tensor memory. A program
+# must read it from there and write it back, 64 KiB each way for 128 rows of 128 float32 numbers. Until this is done,
+# the next product cannot be added.
 #
-# Most of this can be saved. What is subtracted from the scores of a row, its *reference* $r$, cancels:
+# Most of this can be saved. What is subtracted from the scores of a row is called its *reference* $r$, and it cancels:
 #
-# $$\text{output} = \frac{\sum_i 2^{s_i - r} v_i}{\sum_i 2^{s_i - r}}, \qquad
-# \text{lse} = \ln 2 \cdot \left( r + \log_2 \sum_i 2^{s_i - r} \right)$$
+# $$\text{output}=\frac{\sum_i2^{s_i-r}v_i}{\sum_i2^{s_i-r}},\qquad
+# \text{lse}=\ln2\cdot\left(r+\log_2\sum_i2^{s_i-r}\right)$$
 #
-# So $r$ need not be the maximum. It only has to be near enough that no weight overflows. FlashAttention-4 keeps the old
-# reference as long as the maximum exceeds it by no more than a *threshold* of 8. The weights may then reach
-# $2^8 = 256$. That is no problem in float32 or bfloat16, and float16 ends only at 65,504.
+# So any reference will do with which no weight overflows. FlashAttention-4 keeps the old reference as long as the
+# maximum exceeds it by at most a *threshold* of 8. Weights may then reach $2^8=256$, and even float16 goes up to
+# 65,504.
 #
-# For example, take a row with two blocks of one key each. The scores are 3 and 7, and the values are 10 and 20. The
-# reference is 3 and stays 3. The weights are 1 and $2^4 = 16$, the sum is 17, and the output is
-# $(10 + 320) / 17 = 19.41$. With the reference 7 the weights are 1/16 and 1, the sum is 1.0625, and the output is again
-# $20.625 / 1.0625 = 19.41$. The log-sum-exp in base 2 is $3 + \log_2 17 = 7.09$, or $7 + \log_2 1.0625 = 7.09$. But the
-# maximum 7 with the sum 17 would give 11.09: reference, sum and output belong together.
+# Take a row with two blocks of one key each, with the scores 3 and 7 and the values 10 and 20. The reference starts as
+# 3 and stays 3. The weights are 1 and $2^4=16$, the row sum is 17, and the output is $(10+320)/17=19.41$. With the
+# reference 7 the weights are 1/16 and 1, the row sum is 1.0625, and the output is $20.625/1.0625=19.41$. In base 2 the
+# log-sum-exp, `lse`, is $3+\log_2 17=7.09$, or $7+\log_2 1.0625=7.09$. But the maximum 7 with the row sum 17 would give
+# 11.09: reference, row sum and output belong together.
 #
-# A fault of just this kind was in AMD's kernels
-# ([rocm-libraries#6498](https://github.com/ROCm/rocm-libraries/pull/6498)). The weights were computed from the new
-# maximum, and only then the kernel decided whether to rescale. If it did not, sum and output still belonged to the old
-# maximum. It was noticed because generated images became worse.
+# AMD's kernels had a fault of just this kind ([rocm-libraries#6498](https://github.com/ROCm/rocm-libraries/pull/6498)).
+# They computed the weights from the new maximum, even where row sum and output still belonged to the old one. Generated
+# images became worse.
 #
 # The threads of a warp execute the same instruction, so a branch saves time only if all of them skip it. In the
-# exercise one program decides for its whole *tile* of rows: if any row needs a rescale, all rows are rescaled. The next
-# cell draws normal scores for tiles of 128 rows and 64 blocks of 128 keys. Their standard deviation is 3 before they
-# are brought to base 2. With a threshold of 0, some row of the tile has a new maximum in nearly all of the 63 later
-# blocks. **Predict** in how many of them the tile is rescaled with a threshold of 8.
+# exercise one program decides for its whole tile: if any row needs a rescale, all rows are rescaled. The next cell
+# draws normal scores for tiles of 128 rows and 64 blocks of 128 keys. Their standard deviation is 3 before they are
+# brought to base 2. With a threshold of 0, the tile is rescaled in nearly all of the 63 later blocks. **Predict** in
+# how many of them it is rescaled with a threshold of 8.
 
 # %%
 predict("19 rescales of a tile, threshold 8", ..., "of 63 blocks")
 
 # %%
 def average_rescales(maxima, rows_of_a_tile, threshold):
-    """maxima: [rows, blocks], the largest score of each row in each block."""
+    """How often a tile is rescaled. maxima: [rows, blocks], the largest score of each row in each block."""
     reference, *others = maxima.view(-1, rows_of_a_tile, maxima.shape[1]).unbind(2)
     count = 0.0
     for largest in others:
@@ -328,9 +332,8 @@ for deviation in (1, 2, 3, 4):
         measured("19 rescales of a tile, threshold 8", counts[-1], "of 63 blocks")
 
 # %% [markdown]
-# Up to a deviation of 2 nothing is rescaled at all. The usual softmax rescales a single row only 4 times, but a tile
-# that decides as one does so in nearly every block. So the threshold saves far more than the counts of single rows
-# suggest.
+# Up to a deviation of 2 nothing is rescaled at all with a threshold of 8. With a threshold of 0, a single row is
+# rescaled only 4 times, but a tile is rescaled in nearly every block. So the threshold saves far more for a tile.
 
 # %%
 # Exercise 19.3 · Rescale lazily
@@ -418,8 +421,8 @@ def lazy_attention(
 best_lazy_attention = check("19.3", lazy_attention).best
 
 # %% [markdown]
-# The next cell shows one row over 64 blocks, whose scores slowly rise. In a live notebook, move the slider through the
-# thresholds: at 0 the reference follows the running maximum, and at 8 it moves only twice.
+# The next cell shows one row over 64 blocks, whose scores slowly rise. In a live notebook, move the slider: at 0 the
+# reference follows the maximum, and at 8 it moves only twice.
 
 # %%
 from course_lib.figures.blackwell.thresholds import choose_threshold
@@ -428,8 +431,8 @@ generator = torch.Generator().manual_seed(19)
 choose_threshold(6 * torch.randn(64, 128, generator=generator).amax(dim=1) + torch.linspace(0, 10, 64), 8.0)
 
 # %% [markdown]
-# Here are rows that climb from block to block, first by 7.9 and then by 8.1. In the first case every second block
-# rescales, because two steps together exceed 8. In both cases the log-sum-exp is the same as PyTorch's.
+# In the next cell the scores climb from block to block, first by 7.9 and then by 8.1. With 7.9 every second block
+# rescales, because two steps exceed 8. The log-sum-exp agrees with PyTorch's in both cases.
 
 # %%
 for step in (7.9, 8.1):
@@ -445,36 +448,38 @@ for step in (7.9, 8.1):
 # ## Weights of eight bits, and how far a reference may lag · deeper
 #
 # A Blackwell multiplies numbers of 8 bits at twice the rate of 16. To use that, the weights of attention must be
-# rounded to 8 bits before they are multiplied with V. In *e4m3*, the format of exercise 18.8, the largest number is 448
-# and the smallest above 0 is $2^{-9}$. If the reference of a row is its maximum, its weights lie between 0 and 1, and
-# those below $2^{-10}$ become 0. So kernels add a *shift*, usually 8, to each exponent:
+# rounded to 8 bits before they are multiplied with V. In *e4m3*, which has four bits of exponent and three of mantissa,
+# the largest number is 448 and the smallest above 0 is $2^{-9}$. If the reference of a row is its maximum, its weights
+# lie between 0 and 1, and those below $2^{-10}$ become 0. So kernels add a *shift*, usually 8, to each exponent:
 #
-# $$\text{weight} = 2^{\,\text{score} - \text{reference} + \text{shift}}$$
+# $$\text{weight}=2^{\,\text{score}-\text{reference}+\text{shift}}$$
 #
 # Now the largest weight is 256, and weights are kept down to $2^{-18}$ of it. The row sum has the factor $2^8$ as well,
-# so the quotient, output over sum, does not change.
+# so the quotient, output over row sum, does not change.
 #
-# With lazy rescaling a score may exceed the reference. The *head room* is the largest excess whose weight is still a
-# number of the format. In base 2 that is $\log_2 448 - 8 = 0.807$. For *e5m2*, which has five bits of exponent and two
-# of mantissa, it is $\log_2 57344 - 8 = 7.807$.
+# With lazy rescaling a score may exceed the reference. The *head room* is the largest excess whose weight still fits in
+# the format. In base 2 it is $\log_2 448-8=0.807$ for e4m3. For *e5m2*, which has five bits of exponent and two of
+# mantissa, it is $\log_2 57344-8=7.807$.
 #
-# For example, take a row with two keys in two blocks, with the scores 0 and 4, and let both values be 1. The output is
-# an average of the values, so it must be 1. Suppose that the threshold is 4. Then the reference stays 0. The weights
-# are $2^8 = 256$ and $2^{12} = 4096$, and their sum is 4,352. But in e4m3 the second weight becomes 448. The output is
-# $(256 + 448) / 4352 = 0.16$. With a threshold of 0.75 the second block makes 4 the reference, and 256 is rescaled to
-# 16. The output is $(16 + 256) / 272 = 1$.
+# Take a row with two keys in two blocks, with the scores 0 and 4, and let both values be 1. The output is an average of
+# the values, so it must be 1.
 #
-# This happened in FlashAttention-4, whose threshold for 8 bits was 4: the cosine similarity with the output in 16 bits
-# fell to 0.86 at 128 keys ([flash-attention#2577](https://github.com/Dao-AILab/flash-attention/issues/2577)). One pair
-# of constants served both formats, so e4m3 had up to 1.6 times the error of e5m2, although it has one bit of mantissa
-# more ([flash-attention#2717](https://github.com/Dao-AILab/flash-attention/pull/2717)). A smaller threshold has a
-# price. With 0.75 instead of 4 the forward took 11 % longer at 8,192 keys, on a card that is not named
+# - With a threshold of 4 the reference stays 0. The weights are $2^8=256$ and $2^{12}=4096$, and the row sum is 4,352.
+#   But in e4m3 the second weight becomes 448, so the output is $(256+448)/4352=0.16$.
+# - With a threshold of 0.75 the second block makes 4 the reference, and 256 is rescaled to 16. The output is
+#   $(16+256)/272=1$.
+#
+# FlashAttention-4 made this mistake with a threshold of 4 for 8 bits. At 128 keys the cosine similarity with the output
+# in 16 bits fell to 0.86 ([flash-attention#2577](https://github.com/Dao-AILab/flash-attention/issues/2577)). It used
+# one shift and one threshold for both formats. So e4m3 had up to 1.6 times the error of e5m2, although it has one bit
+# of mantissa more ([flash-attention#2717](https://github.com/Dao-AILab/flash-attention/pull/2717)). A smaller threshold
+# costs time: with 0.75 instead of 4 the forward pass took 11 % longer at 8,192 keys, on a GPU that is not named
 # ([vllm-project/flash-attention#166](https://github.com/vllm-project/flash-attention/pull/166)).
 #
 # The next cell computes rows of 8,192 scores whose standard deviation is 1 before they are brought to base 2. Their
 # reference is the maximum of the first 128 keys, which a threshold of 4 leaves as it is in nearly every row. With each
-# row's own maximum, rounding to e4m3 would change the output by 2.6 %. **Predict** by how much it changes where weights
-# are cut off at 448, in percent.
+# row's own maximum as the reference, rounding to e4m3 would change the output by 2.6 %. **Predict** by how many percent
+# it changes where weights are cut off at 448.
 
 # %%
 predict("19 error of FP8 attention, threshold 4", ..., "%")
@@ -498,8 +503,8 @@ print(f"{(weights > 448).sum(dim=1).float().mean():.1f} of 8,192 weights of a ro
 measured("19 error of FP8 attention, threshold 4", error, "%")
 
 # %% [markdown]
-# Only a few weights of a row are cut off, but they are its largest. In the exercise your function takes the threshold
-# that it is asked for only as far as the format allows.
+# Only a few weights of a row are cut off, but they are its largest. In the exercise, your function lowers the threshold
+# to the head room of the format where it has to.
 
 # %%
 # Exercise 19.4 · The head room of FP8
@@ -527,10 +532,10 @@ def fp8_attention(
     block: the number of keys in a block, at least 1. It need not divide the keys: the last block may have fewer.
     Returns: float32 [rows, dim]. Each row goes by itself through the blocks of keys, in ascending order. Its reference
     starts as its maximum over the first block. If its maximum over a later block exceeds the reference by more than
-    min(threshold, head room), that maximum becomes the reference, and the row's sum and output are multiplied by
-    2^(old - new). Else the reference stays. Weights are 2^(score - reference + shift) in float32. The row's sum adds
+    min(threshold, head room), that maximum becomes the reference, and the row sum and the output are multiplied by
+    2^(old - new). Else the reference stays. Weights are 2^(score - reference + shift) in float32. The row sum adds
     them as they are. The products with value take them rounded to dtype, and are added up in float32. The result is
-    output / sum.
+    output / row sum.
     """
     # BEGIN SOLUTION
     limit = min(threshold, head_room(dtype, shift))
@@ -552,8 +557,8 @@ def fp8_attention(
 best_head_room, best_fp8_attention = check("19.4", head_room, fp8_attention).best
 
 # %% [markdown]
-# With your function the threshold of 4 does no harm, because in e4m3 it acts as 0.807. Its error is that of rounding
-# to three bits of mantissa, as with a threshold of 0.
+# With your function a threshold of 4 does no harm, because in e4m3 it acts as 0.807. The error is that of rounding to
+# three bits of mantissa, as with a threshold of 0.
 
 # %%
 for threshold in (0.0, 0.75, 4.0):
@@ -563,12 +568,9 @@ for threshold in (0.0, 0.75, 4.0):
 # %% [markdown]
 # ## Who lies where in tensor memory · deeper
 #
-# On Hopper the results of the tensor cores lie in registers. Blackwell has a separate memory for them, the *tensor
-# memory*. It has 512 *columns*, and each column has 128 *lanes* of 4 bytes. A tile of 128 rows uses one lane for each
-# row, so a float32 matrix of 128 rows and 128 columns takes 128 columns of tensor memory.
-#
-# A multiprocessor works on two tiles of queries at once: while the softmax of one tile runs, the tensor cores multiply
-# for the other. For head dimension 128 and blocks of 128 keys each tile needs:
+# Tensor memory has 512 *columns*, and each column has 128 *lanes* of 4 bytes. A tile of 128 rows uses one lane for each
+# row. A multiprocessor works on two tiles of queries at once: while the softmax of one tile runs, the tensor cores
+# multiply for the other. For head dimension 128 and blocks of 128 keys each tile needs:
 #
 # | what | numbers | columns |
 # |---|---|---|
@@ -579,26 +581,27 @@ for threshold in (0.0, 0.75, 4.0):
 # Two tiles would need 640 columns, and there are 512. But the softmax reads all of S into registers before it writes P.
 # So P may lie in columns of its own S, and then two tiles fill exactly 512. You write such a plan for any sizes.
 #
-# Sharing columns has a price: somebody has to keep the order. The *product warp* is a single warp that does nothing but
-# start products. A product runs by itself, and the warp goes on at once. The tensor cores run the products in the order
-# in which they were started. Each tile has a *softmax group*, which reads S and writes P. One *correction group* serves
-# both tiles. It rescales O before the next product adds to it, because the running maximum may have grown (chapter 3).
+# Where P shares columns with S, the next scores must not arrive before P has been read. Three kinds of warps take part:
+#
+# - The *product warp* starts the products of both tiles. It goes on at once, and the tensor cores run the products in
+#   the order in which they were started.
+# - Each tile has a *softmax group*, which reads S and writes P.
+# - One *correction group* serves both tiles. It rescales O before the next product adds to it.
 #
 # You also write the steps of the product warp. Suppose that it starts the scores of block 1 before the output product
-# of block 0. Then the new scores overwrite weights that were not read yet. In FlashAttention-4 P overlaps S too, and a
-# reader asked whether the next scores can overwrite P, since no barrier stands between the two products
-# ([Dao-AILab/flash-attention#2196](https://github.com/Dao-AILab/flash-attention/issues/2196)). It is their order alone
-# that keeps them apart.
+# of block 0. Then the new scores overwrite weights that were not read yet. A reader of FlashAttention-4 asked about
+# this, because no barrier stands between the two products
+# ([flash-attention#2196](https://github.com/Dao-AILab/flash-attention/issues/2196)). Only their order keeps them apart.
 #
-# That order does not help with the correction, which is no product. The product warp has to wait for it. In vLLM's copy
-# of FlashAttention the correction for head dimension 256 reported that it was done while it might still be reading O,
-# so the next product could overwrite O too early
-# ([vllm-project/flash-attention#182](https://github.com/vllm-project/flash-attention/pull/182)).
+# The correction is no product, so the product warp has to wait for it. In vLLM's copy of FlashAttention the correction
+# for head dimension 256 reported that it was done while it might still be reading O
+# ([vllm-project/flash-attention#182](https://github.com/vllm-project/flash-attention/pull/182)). The next product could
+# then overwrite O.
 #
 # The warp must also keep the tensor cores busy. Suppose that a product takes 10 ticks and a softmax 20. A block needs
-# four products, two for each tile: 40 ticks. One tile alone needs 10 + 20 + 10 = 40 ticks a block, so two tiles in turn
-# take 80. If one tile's products run during the other's softmax, both take 40 together. **Predict** how many ticks your
-# warp takes for six blocks, from the beginning of the first product to the end of the last.
+# four products, two for each tile: 40 ticks. If two tiles took turns, a block would take 80, because one tile alone
+# needs 10 + 20 + 10 = 40. If one tile's products run during the other's softmax, both take 40 together. **Predict** how
+# many ticks your warp takes for six blocks, from the beginning of the first product to the end of the last.
 
 # %%
 predict("19 ticks of six blocks, two tiles", ..., "ticks")
@@ -662,8 +665,8 @@ def product_warp(blocks: int):
 best_plan, best_product_warp = check("19.5", plan, product_warp).best
 
 # %% [markdown]
-# The next cell plays your warp on your plan: six blocks, 10 ticks a product, 20 a softmax, 5 a correction. This is a
-# model, and its ticks are made up. Nothing in this chapter was run on a Blackwell.
+# The next cell plays your warp on your plan: six blocks, with 10 ticks a product, 20 a softmax and 5 a correction.
+# These ticks are made up.
 
 # %%
 from course_lib.figures.blackwell.columns import draw_columns
@@ -680,9 +683,9 @@ draw_columns(columns)
 draw_roles(events)
 
 # %% [markdown]
-# It should be about 260 ticks. The tensor cores work in 240 of them. They wait for 10 ticks after the first scores, and
-# for 10 before the last output. In between they never stop. If a softmax took 40 ticks, one tile alone would need 60
-# for a block. There are only 40 ticks of products in that time, so the tensor cores would idle for a third of it.
+# It should be about 260 ticks. The tensor cores work in 240 of them. They wait for 10 ticks after the first scores and
+# for 10 before the last output, and never in between. If a softmax took 40 ticks, one tile alone would need 60 for a
+# block. There are only 40 ticks of products in that time, so the tensor cores would idle for a third of it.
 
 # %% [markdown]
 # **The real kernel.** `course_lib/kernels/blackwell/flash.py` is an attention kernel for a B200, with these roles, this
@@ -715,8 +718,8 @@ measured("19 tcgen05.mma of one product", counts["tcgen05.mma"] // 6, "instructi
 # %% [markdown]
 # ## Two multiprocessors, one product · deeper
 #
-# The backward pass has another bottleneck. It multiplies five times where the forward multiplies twice (chapter 10),
-# and it has no more exponentials. So the exponential unit is no longer the slowest.
+# The backward pass multiplies five times where the forward pass multiplies twice (chapter 10), but has no more
+# exponentials. So the slowest is shared memory:
 #
 # | product | operands in shared memory | in tensor memory |
 # |---|---|---|
@@ -726,13 +729,14 @@ measured("19 tcgen05.mma of one product", counts["tcgen05.mma"] // 6, "instructi
 # | $dK \mathrel{+}= dS^T Q$ | Q | dS |
 # | $dQ = dS \, K$ | dS, K | |
 #
-# For a tile of 128³ each operand has 32 KiB, and shared memory delivers 128 bytes in a cycle. So an operand takes 256
-# cycles, and the eight operands of the table take 2,048. There is more to move. The last product needs dS in shared
-# memory, so it is written there: 256 cycles. And dQ is a sum over *all* keys, but a program has only its own block of
-# keys. It therefore writes its part of dQ in float32 to shared memory, from where the copy engine adds it to global
-# memory. That is 64 KiB written and 64 KiB read: 1,024 cycles.
+# For 128 queries and keys at head dimension 128, each operand has 32 KiB and takes 256 cycles, at 128 bytes a cycle.
+# All eight take 2,048. Two more things move:
 #
-# **Predict** how many cycles shared memory takes in all, beside the 2,560 cycles of the five products.
+# - The last product needs dS in shared memory, where it is written in 256 cycles.
+# - dQ is a sum over *all* keys, but a program has only its own block. It writes its part in float32 to shared memory,
+#   from where the copy engine adds it to global memory. To write and to read these 64 KiB takes 1,024 cycles.
+#
+# **Predict** how many cycles shared memory takes, beside the 2,560 of the five products.
 
 # %%
 predict("19 cycles of shared memory in the backward", ..., "cycles")
@@ -748,33 +752,26 @@ for name, cycles in (("forward", forward(B200)), ("forward, in pairs", forward(B
 measured("19 cycles of shared memory in the backward", backward(B200).shared_memory, "cycles")
 
 # %% [markdown]
-# Shared memory takes 3,328 cycles, which is 30 % more than the products. Tensor cores that are twice as fast gain
-# nothing here, unless fewer bytes are read.
+# Shared memory takes 3,328 cycles, 30 % more than the products. Faster tensor cores gain nothing here, unless fewer
+# bytes are read.
 #
-# On a Blackwell GPU two neighbouring multiprocessors can run *one* product of 256 rows together. Each of them keeps its
-# own 128 rows of the first operand. The second operand is the same for both, so each stages only half of it, and
-# their tensor cores read both halves. In the forward pass, K and V then take half as many bytes: 512 cycles instead
-# of 768.
+# On a Blackwell two multiprocessors, a *pair*, can run one product of 256 rows together. Each keeps its own 128 rows of
+# the first operand, and half of the second. In the forward pass shared memory then takes 512 cycles instead of 768.
 #
-# In the backward pass a pair saves more than that. The two multiprocessors have different keys, and dQ is a sum over
-# keys. So they exchange half of dS. Then each of them has *all* keys of the pair for *half* of the queries, and it
-# computes the finished sum for those. Together they add half as many numbers to global memory as before.
+# In the backward pass the two have different keys, so they exchange half of dS. Then each has *all* keys of the pair
+# for *half* of the queries, and computes the pair's sum of dQ for those. So they add half as many numbers to global
+# memory as before. By our count this takes 2,560 cycles, as long as the products: 1,536 for operands, 256 to write dS,
+# 256 for the exchange, and 512 for dQ. The paper on FlashAttention-4 says 2,688, which we could not reproduce.
 #
-# By our count this takes 2,560 cycles: 1,536 for operands, 256 to write dS, 256 for the half that is exchanged, and 512
-# for dQ. The paper says 2,688. We could not reproduce that figure. By either count, the products and the shared memory
-# now take about as long.
-#
-# The exchange pays on Hopper too. There two multiprocessors cannot share a product, but they can read each other's
-# shared memory. In a change proposed to FlashAttention, the backward pass for head dimension 256 went from 471 to 530
-# TFLOP/s by the exchange (one H200, 16k tokens). With the additions to global memory left out, which gives wrong
-# results, the kernel of one multiprocessor ran at 747. So these additions were the bottleneck
+# The exchange pays on Hopper too. A change proposed to FlashAttention raised the backward pass for head dimension 256
+# from 471 to 530 TFLOP/s by it (one H200, 16k tokens). With the additions to global memory left out, which gives wrong
+# results, the old kernel ran at 747: they cost most
 # ([flash-attention#2889](https://github.com/Dao-AILab/flash-attention/pull/2889)).
 #
-# **Equal bits in every run.** Additions to global memory come in any order, and float32 sums depend on the order
-# (chapter 10). If you want equal bits, each tile of dQ needs a fixed order. The usual way is a counter for each tile: a
-# program waits until the counter shows its turn, adds, and counts up. What that costs depends on the order in which
-# programs visit the tiles. Suppose that 16 programs, one for each block of keys, visit 16 tiles of dQ, and each visit
-# takes one step. **Predict** how many steps this takes if all programs go through the tiles from 0 to 15.
+# **Equal bits in every run.** Float32 sums depend on the order of the additions (chapter 10). For a fixed order, each
+# tile of dQ has a counter: a program waits for its turn, adds, and counts up. Suppose that 16 programs, one for each
+# block of keys, visit 16 tiles of dQ, and each visit takes one step. **Predict** how many steps this takes if all go
+# through the tiles from 0 to 15.
 
 # %%
 predict("19 steps with turns, all from tile 0 on", ..., "steps")
@@ -802,42 +799,38 @@ print(f"all begin at tile 0: {together} steps; program p begins at tile p: {apar
 measured("19 steps with turns, all from tile 0 on", together, "steps")
 
 # %% [markdown]
-# If all programs begin at tile 0, the last of them waits 15 steps before it may add anything. If each begins at another
-# tile, nobody waits, and the bits are still equal in every run. FlashAttention-4 reports for its backward pass, with
-# head dimension 128 and 8k tokens, 1,248 TFLOP/s with one multiprocessor and 1,360 with two. In a fixed order they
-# reach 980 and 1,167 ([flash-attention#2280](https://github.com/Dao-AILab/flash-attention/pull/2280); the kernel is for
-# Blackwell, the card is not named).
+# If all begin at tile 0, the last program waits 15 steps before it adds. If each begins at another tile, nobody waits,
+# and the bits are still equal in every run. FlashAttention-4 reports for its backward pass 1,248 TFLOP/s with one
+# multiprocessor and 1,360 with a pair. In a fixed order they reach 980 and 1,167
+# ([flash-attention#2280](https://github.com/Dao-AILab/flash-attention/pull/2280); a Blackwell that is not named, head
+# dimension 128, 8k tokens).
 
 # %% [markdown]
 # ## The longest first · deeper
 #
 # Under a causal mask a tile of queries reads all blocks of keys up to its own. With 4,096 tokens in tiles and blocks of
-# 128, a head has 32 tiles. The first reads one block, and the last reads 32. Each tile is a program, and a
-# multiprocessor that is free, here called a *slot*, takes the next program of the list. The kernel ends when the last
-# program ends, so the order of the list decides how long it takes.
+# 128, a head has 32 tiles, which read 1 to 32 blocks. Each tile is a program. A free multiprocessor, here called a
+# *slot*, takes the next program of the list. The order of the list decides when the last program ends.
 #
-# Take four programs that run for 1, 2, 3 and 4 units of time, on two slots. In this order the first slot runs 1 and 3,
-# and the second runs 2 and 4, which ends at 6. With the longest first, one slot runs 4 and 1, and the other 3 and 2.
-# Both end at 5, an even share of the 10 units. The longest first takes at most a third longer than the best order
+# Take four programs of 1, 2, 3 and 4 units of time on two slots. In this order one slot runs 1 and 3, and the other 2
+# and 4, which ends at 6. With the longest first, they run 4 and 1, and 3 and 2. Both end at 5, an *even share* of the
+# 10 units. The longest first takes at most a third longer than the best order
 # ([Graham, 1969](https://doi.org/10.1137/0117039)), because short programs fill the gaps at the end.
 #
-# A plain grid starts the tiles head by head, the shortest of each head first. FlashInfer first turned the rows of each
-# head around, and later those of all heads together
-# ([flashinfer#3575](https://github.com/flashinfer-ai/flashinfer/pull/3575)).
+# A plain grid starts the tiles head by head, and in each head the shortest first. FlashInfer reversed first the tiles
+# of each head, and later those of all heads ([flashinfer#3575](https://github.com/flashinfer-ai/flashinfer/pull/3575)).
+# But then all heads are at work at once, and their keys and values may not fit in the L2 cache. At head dimension 128
+# in 16 bits, one head has 2 · 4,096 · 128 · 2 bytes = 2 MiB of them. An H200's L2 has 50 MiB, room for 25 such heads.
+# So FlashAttention-4 cuts the heads into *sections*: as many heads as fit, rounded down to a power of two, which is 16
+# here. In a section the last tile of each of its heads comes first, then the tile before, and so on.
 #
-# But then all heads are at work together, and their keys and values may not fit in the L2 cache. Those of one head of
-# 4,096 tokens, with head dimension 128 in 16 bits, have 2 · 4,096 · 128 · 2 bytes = 2 MiB. An H200's L2 has 50 MiB,
-# room for 25 such heads. So FlashAttention-4 cuts the heads into *sections*: as many heads as fit, rounded down to a
-# power of two, which is 16 here. In a section the last row of each of its heads comes first, then the row before, and
-# so on.
-#
-# The list must not be dealt out in advance. On an H200 a user gave each multiprocessor every 132nd tile of such a list.
-# At 16,384 tokens this reached 575 TFLOP/s, and one program for each tile had 623
+# The list must not be dealt out in advance. On an H200 a user gave each of the 132 multiprocessors every 132nd tile. At
+# 16,384 tokens this reached 575 TFLOP/s, and one program for each tile 623
 # ([flash-attention#2754](https://github.com/Dao-AILab/flash-attention/pull/2754)).
 #
-# Now take 16 such heads on the 132 multiprocessors of an H200. Each head has 1 + 2 + … + 32 = 528 blocks, so an even
-# share is 16 · 528 / 132 = 64 blocks. **Predict** after how many blocks the last program ends if a plain
-# grid starts them.
+# Now take 16 heads of 4,096 tokens on an H200. Each has 1 + 2 + … + 32 = 528 blocks, so an even share is 16 · 528 / 132
+# = 64 blocks. **Predict** after how many blocks a plain grid ends. In the exercise a tile has a *row*: row 0 is the
+# first tile of its head.
 
 # %%
 predict("19 end of a plain grid", ..., "blocks")
@@ -903,8 +896,7 @@ def tile_at(number: int, heads: int, tiles: int, section: int) -> tuple[int, int
 best_makespan, best_heads_at_once, best_tile_at = check("19.6", makespan, heads_at_once, tile_at).best
 
 # %% [markdown]
-# The next cell compares a plain grid, sections, and the longest first over all heads. A tile of row $r$ reads $r + 1$
-# blocks.
+# The next cell compares three orders. The tile of row $r$ reads $r+1$ blocks.
 
 # %%
 L2_BYTES, SLOTS = 50 << 20, 132
@@ -940,48 +932,50 @@ owners = {name: [head for head, _ in tiles] for name, tiles in orders.items()}
 draw_loads(plans, FEW_SLOTS, "blocks of keys (dashed: an even share)", owners)
 
 # %% [markdown]
-# The picture has four heads of eight tiles, a colour for each, on seven slots. The plain grid ends at 25, because the
-# longest tiles of the last head start late. In sections the short tiles come last, and the end is at 21.
+# The picture has four heads of eight tiles on seven slots. The plain grid ends at 25, because the longest tiles of the
+# last head start late. In sections the short tiles come last, and the end is at 21.
 #
 # With 16 heads of 4,096 tokens the plain grid ends at 85 blocks, a third after the even share, and the sections end at
-# 65. With 64 heads of 8,192 tokens each slot runs many tiles, so a long one at the end costs only 4 %. On an H200 the
-# authors of [FlashAttention-4](https://arxiv.org/abs/2603.05451) measured a gain of 4 to 8 % with a key head for each
-# query head, and of 7 to 14 % with one for all. This model does not show what sections save in the cache.
+# 65 blocks. With 64 heads of 8,192 tokens the plain grid loses only 4 %, because each slot runs many tiles. This model
+# does not show what sections save in the cache. On an H200 the authors of
+# [FlashAttention-4](https://arxiv.org/abs/2603.05451) measured a gain of 4 to 8 % with a key head for each query head,
+# and of 7 to 14 % with one for all.
 
 # %% [markdown]
 # ## Four bits with scales · deeper
 #
-# A B200 multiplies numbers of four bits twice as fast as numbers of eight bits. Their format is called *e2m1*: a sign,
-# two bits of exponent and one of mantissa. It has the sizes 0, 0.5, 1, 1.5, 2, 3, 4 and 6, and no others. So each block
-# of neighbours in a row has a *scale*, by which its codes are multiplied. There are two formats:
+# A B200 multiplies numbers of four bits twice as fast as numbers of eight. Their format is called *e2m1*: a sign, two
+# bits of exponent and one of mantissa. The sizes are 0, 0.5, 1, 1.5, 2, 3, 4 and 6, and their *codes* are 0 to 7. So
+# that other sizes can be stored too, a group of neighbours in a row shares a *scale*, which multiplies them. Such a
+# group is called a block too, but here it has nothing to do with a block of keys. There are two formats:
 #
 # | | block | scale of a block | further scale | bits a number |
 # |---|---|---|---|---|
 # | **MXFP4** | 32 | $2^e$; one byte holds $e + 127$ | | 4 + 8/32 = 4.25 |
 # | **NVFP4** | 16 | an 8-bit float, e4m3 | one float32 for a tensor or a row | 4 + 8/16 = 4.5 |
 #
-# **MXFP4.** The largest number $L$ of a block must not exceed 6 scales, or it is cut. So $e$ is
-# $\log_2(L / 6)$, rounded *up*. If $L$ is 6.5, then $e$ is 1. The scale is 2, $L$ becomes 3.25, and the nearest code is
-# 3, which stands for 6. With $L = 10$ it becomes 5, halfway between 4 and 6. Of two neighbours at the same distance
-# the one with the even code is taken: 4 has code 6 and 6 has code 7, so it is 4.
+# **MXFP4.** If the largest number $L$ of a block exceeds 6 scales, it is cut off. So $e$ is $\log_2(L/6)$, rounded
+# *up*. If $L$ is 6.5, then $e$ is 1 and the scale is 2. So $L$ becomes 3.25, and the nearest size is 3, which stands
+# for 6. If $L$ is 10, it becomes 5, halfway between 4 and 6. Then the even one of both codes is taken: 4 has code 6 and
+# 6 has code 7, so it is 4.
 #
-# The text of the standard takes $\lfloor \log_2 L \rfloor - 2$ instead. That lets $L$ be almost 8 scales, and what
-# exceeds 6 is cut. A project that compared both rules on one model measured a perplexity of 23.54 with the standard's
-# and 22.50 with rounding up ([trinity#694](https://github.com/gHashTag/trinity/pull/694)). AMD's kernel library
-# moved from the first rule to the second because it had cut the largest number of 37 % of the blocks
-# ([aiter#3212](https://github.com/ROCm/aiter/pull/3212)). MLX rounded $e$ to the nearest whole number in its MX
-# formats. In its 8-bit one, a test with 512 blocks had 243 whose largest number was cut, by up to 29 %
+# The text of the standard takes $\lfloor\log_2L\rfloor-2$ instead, so $L$ may be almost 8 scales and is cut off. A
+# project that compared both rules on one model measured a perplexity of 23.54 with the standard's and 22.50 with
+# rounding up ([trinity#694](https://github.com/gHashTag/trinity/pull/694)). AMD's kernel library moved to rounding up
+# because the standard's rule had cut off the largest number of 37 % of the blocks
+# ([aiter#3212](https://github.com/ROCm/aiter/pull/3212)). MLX rounded $e$ to the nearest whole number. In its 8-bit
+# format, a test with 512 blocks had 243 whose largest number was cut off, by up to 29 %
 # ([mlx#4353](https://github.com/ml-explore/mlx/pull/4353)).
 #
 # **NVFP4.** An e4m3 number has all three bits of its mantissa from $2^{-6}$ up to its largest, 448. To use this range,
 # a further scale divides all numbers first, so that the block with the largest one gets the scale 448. Each block's
 # scale is then rounded to the nearest e4m3 number. That may make it too small by a seventeenth, so $L$ can be 6.375
-# scales, which becomes 6. A model's weights have one further scale for the whole tensor. In attention each row has one,
-# and the next section shows why.
+# scales, which becomes 6. The parameters of a model have one further scale for a whole tensor. In attention each row
+# has one, for a reason that the next section gives.
 #
 # Rounding up has a price too: $L$ then lies anywhere between 3 and 6 scales, while NVFP4 puts it near 6. After the
-# exercise, a cell quantises 256 rows of 1,024 normal random numbers in both formats. **Predict** how many times as
-# large the error of MXFP4 is as that of NVFP4.
+# exercise, a cell rounds 256 rows of 1,024 normal random numbers to both formats. **Predict** how many times as large
+# the error of MXFP4 is as that of NVFP4.
 
 # %%
 predict("19 error of MXFP4 over NVFP4", ..., "times")
@@ -1076,7 +1070,7 @@ print(f"MXFP4 {100 * mx:.1f} %, NVFP4 {100 * nv:.1f} % of the numbers' own size"
 measured("19 error of MXFP4 over NVFP4", mx / nv, "times")
 
 # %% [markdown]
-# NVFP4 takes a quarter of a bit more, and its error is 18 % smaller.
+# NVFP4 takes a quarter of a bit more for each number, and its error is 18 % smaller.
 
 # %% [markdown]
 # ## Attention in four bits · deeper
@@ -1084,22 +1078,22 @@ measured("19 error of MXFP4 over NVFP4", mx / nv, "times")
 # Both products of attention can run in four bits. SageAttention3 does so in NVFP4
 # ([arXiv 2505.11594](https://arxiv.org/abs/2505.11594)), and two of its steps make it work.
 #
-# **The mean key is subtracted.** A few channels of the keys are large in every token, so they set the scales of their
-# blocks, and little is left for what differs from token to token. Let $\bar k$ be the mean of all keys of a head. With
-# $k_j - \bar k$ in place of $k_j$, each score of query $q$ becomes smaller by $q \cdot \bar k$. This is the same number
-# for the whole row, and a softmax does not change if a constant is subtracted from its row. The values' mean must stay:
-# the weights of a row add up to 1, so $V - \bar v$ would take $\bar v$ off the output.
+# **The mean key is subtracted.** A few channels of the keys are large in every token. They set the scales of their
+# blocks, so little precision is left for what differs from token to token. Let $\bar k$ be the mean of all keys of a
+# head. With $k_j-\bar k$ in place of $k_j$, each score of a query $q$ becomes smaller by $q\cdot\bar k$. This is the
+# same number for the whole row, and a softmax does not change if a constant is subtracted from its row. The mean of the
+# values must stay: the weights of a row add up to 1, so $V-\bar v$ would take $\bar v$ off the output.
 #
 # **Each row of weights has a scale.** Weights lie between 0 and 1, and with 4,096 keys many are near 1/4,096. The scale
-# of such a block, 1 / 4,096 / 6, is far below e4m3's smallest. Without a further scale it becomes $2^{-6}$, and all of
-# the block's codes are 0. With the row's scale, the largest weight of each row lies at 448 · 6. The developer of an
-# inference engine had measured this collapse and planned both steps as the cure
+# of such a block, 1/4,096/6, is far below e4m3's smallest. Without a further scale it becomes $2^{-6}$, the least that
+# the exercise allows, and all codes of the block are 0. With a row scale, the largest weight of each row lies at
+# 448 · 6. The developer of an inference engine had measured this collapse and planned both steps as the cure
 # ([imp#846](https://github.com/kekzl/imp/issues/846)). With both built, the quality was still judged too low at a
 # language model's context lengths ([imp#868](https://github.com/kekzl/imp/pull/868)).
 #
 # The next cell runs attention with 4,096 keys, four of whose 64 channels are large. It rounds both operands of both
 # products to NVFP4, restores them and multiplies in float32, so it shows errors and no times. **Predict** the error
-# without a row scale of the weights, in percent of the output's size.
+# without row scales of the weights, in percent of the output's size.
 
 # %%
 predict("19 error without a row scale", ..., "%")
@@ -1141,24 +1135,26 @@ measured("19 error without a row scale", errors["K's mean off, no row scale"], "
 
 # %% [markdown]
 # Taking off the mean key halves the error. If the mean of the values is taken off as well, hardly anything of the
-# output is left, because here it is mostly that mean. Without a row scale nearly all weights become 0, and so does the
+# output is left, because here it is mostly that mean. Without row scales nearly all weights become 0, and so does the
 # output.
 
 # %% [markdown]
-# `course_lib/kernels/quantised/fp4_attention.py` is such a kernel. On a Blackwell GPU the tensor cores take the codes
-# with their scales; on others the kernel restores the numbers and multiplies in 16 bits, so that you can look at its
-# error anywhere. That error depends on how far the scores spread. With 4,096 keys and all four operands in NVFP4 it is
-# 1.2 % of the output for scores with standard deviation 1, 6 % for 2, and 24 % for 4, because a wrong score is then
-# multiplied into a wrong weight. Four bits suit smooth attention, and not peaked attention.
+# `course_lib/kernels/quantised/fp4_attention.py` holds such a kernel. On a Blackwell the tensor cores take the codes
+# with their scales. On other GPUs the kernel restores the numbers and multiplies in 16 bits, so you can look at its
+# error anywhere. The error depends on how far the scores spread. With 4,096 keys and all four operands in NVFP4 it is
+# 1.2 % of the output for scores with standard deviation 1, 6 % for 2, and 24 % for 4, because a wrong score makes a
+# wrong weight. So four bits suit attention that spreads over many keys, and not attention that peaks at a few.
 
 # %% [markdown]
 # ## Finale: one forward pass with all ideas
 #
 # `attention_with_ideas` in `course_lib/kernels/attention/ideas.py` is the library's plain Triton kernel for attention,
-# in which each idea can be switched on by itself. It takes two of your functions: the exponential of 19.2, which the
-# kernel calls for a share of the keys, and the order of 19.6. The threshold is a number.
+# in which you can switch on each idea by itself. The threshold is a number. The other two ideas take functions of
+# yours, or the course's where you skipped an exercise. The exponential of 19.2 computes the weights of a share of the
+# keys. The function `tile_at` of 19.6 gives the order in which the programs take the tiles of queries. Under a causal
+# mask a tile has the more blocks of keys the later it is, so the last tile of each head starts first.
 #
-# The next cell runs it with one idea more each time, on causal attention with 4 heads of 256 tokens. It compares every
+# The next cell switches on one idea more each time, on causal attention with 4 heads of 256 tokens. It compares every
 # result with attention in float64.
 
 # %%
@@ -1193,32 +1189,33 @@ print(f"your kernel of 19.3, head 0 without a mask: it differs from this one by 
 
 # %% [markdown]
 # The error stays within what float16 makes of it. With lazy rescaling, weights reach up to 256 before they are rounded,
-# but a float16 number has the same relative precision there. The order does not change the result at all.
+# but float16 has the same relative precision there. The order does not change the result at all.
 #
-# Now the time that the model of 19.1 predicts for a B200, which has 148 multiprocessors. Take causal attention with 16
-# heads of 4,096 tokens and head dimension 64. A tile that is rescaled multiplies its 128 rows of output once more,
-# which takes 128 · 64 instructions. A usual tile is rescaled at every block, a lazy one at 3 of 63, as counted above
-# for a deviation of 3. **Predict** by how many percent all ideas together shorten the forward pass.
+# Now the time that the model of 19.1 gives for a B200, which has 148 multiprocessors. Take causal attention with 16
+# heads of 4,096 tokens and head dimension 64. To rescale a tile, the multiply-add unit multiplies its 128 rows of
+# output, which takes 128 · 64 instructions. With a threshold of 0 this comes with every block, and with a threshold of
+# 8 with 3 of 63 blocks, about as counted above for a deviation of 3. Each multiprocessor takes the next tile of the
+# list when it is free. **Predict** by how many percent all ideas together shorten the forward pass.
 
 # %%
 predict("19 all ideas on a B200", ..., "%")
 
 # %%
 HEADS, TOKENS, DIM, B200_CHIP, SLOTS = 16, 4096, 64, (8192, 16, 128), 148
-INSTRUCTIONS, OTHERS = 9, 4  # for a polynomial of degree 3; for each score beside its exponential
+INSTRUCTIONS, OTHERS = 9, 4  # of an exponential by multiply-adds; of a score beside its exponential
 scores = 128 * 128
 products, exponentials, memory = best_forward_cycles(128, 128, DIM, B200_CHIP)
 
 
 def cycles_of_a_block(rescales, polynomial):
-    """The longest of the four units. rescales: of a tile, for each block. polynomial: with the best share, or none."""
+    """Those of the slowest unit. rescales: of a tile, for each block. polynomial: give away the best share, or none."""
     others = OTHERS + rescales * 128 * DIM / scores
     share = best_best_share(128, 128, DIM, B200_CHIP, INSTRUCTIONS, others) if polynomial else 0
     return max(products, memory, (1 - share) * exponentials, scores * (others + share * INSTRUCTIONS) / 128)
 
 
 def thousand_cycles(cycles, section):
-    """Until the last tile ends; section None: as a grid starts them, head by head, the short ones first."""
+    """When the last tile ends. section: None for the order of a plain grid, head by head and the shortest first."""
     tiles = TOKENS // 128
     listed = ([(head, row) for head in range(HEADS) for row in range(tiles)] if section is None
               else [best_tile_at(number, HEADS, tiles, section) for number in range(HEADS * tiles)])
@@ -1237,19 +1234,19 @@ measured("19 all ideas on a B200", 100 * (1 - ends[-1] / ends[0]), "%")
 
 # %% [markdown]
 # > **The answer.** What would you change, when the products became twice as fast and the exponentials did not? You
-# > would give a share of the exponentials to the multiply-adds, which shortens a block at head dimension 64 from 1,024
-# > to 784 cycles. You would not multiply the output at every block, since most rescales are not needed. You would keep
-# > the scores, the weights and the output in tensor memory. And you would start the longest tiles first, so that no
-# > multiprocessor works alone at the end. Together the model says 41 % less time for this case.
+# > would give a share of the exponentials to the multiply-add unit. At head dimension 64 this shortens a block from
+# > 1,024 to 784 cycles. You would not rescale the output at every block, since most rescales are not needed. You would
+# > keep the scores, the weights and the output in tensor memory. One more idea came on top: you would start the longest
+# > tiles first, so that no multiprocessor works alone at the end. Together the model says 41 % less time for this case.
 #
-# Look at the second line of the output: by this model, lazy rescaling alone gains nothing. The multiply-add unit is
-# not the slowest one, so the model does not care what it does. What the model leaves out is waiting. The output product
-# of a block cannot start before the correction has rescaled O (exercise 19.5), so each skipped rescale takes one step
-# out of a chain in which three groups of warps wait for each other.
+# The 784 cycles are one more than in 19.1, because the rescales that are left need the multiply-add unit too. Look at
+# the second line of the output: by this model, lazy rescaling alone gains nothing, because the multiply-add unit is not
+# the slowest one. What the model leaves out is waiting. The output product of a block cannot start before the output
+# has been rescaled. So each skipped rescale takes one step out of a chain in which several groups of warps wait for
+# each other.
 #
-# **On the GPU at hand.** The same kernel shows which of the ideas pay on your GPU. On a Hopper the products take longer
-# than the exponentials, so expect nothing from the polynomial there: in an earlier version of the course's kernel with
-# warp roles, on an H200 at head dimension 64, one exponential in eight by multiply-adds lowered 533 to 494 TFLOP/s.
+# **On the GPU at hand.** The next cell measures which of the ideas pay on your GPU. On a Hopper expect nothing from the
+# polynomial, as in 19.2, because at head dimension 64 the products take as long as the exponentials there.
 
 # %%
 if on_gpu:
@@ -1276,48 +1273,48 @@ else:
 #
 # | 2^x from multiply-adds | |
 # |---|---|
-# | wins | B200, head dimension 64: a tile takes 783 cycles instead of 1,024 (computed) |
-# | loses | on an H200 the course's forward went from 533 to 494 TFLOP/s (measured): there the exponentials hide |
+# | wins | B200, head dimension 64: a block takes 783 cycles instead of 1,024 (computed) |
+# | loses | on an H200 the course's forward pass fell from 533 to 494 TFLOP/s (measured): it has nothing to gain there |
 # | falls back | B300: 32 exponentials in a cycle, so the share is 0 |
 # | trap | rounding to the nearest whole number with a polynomial that was fitted on [0, 1) |
 #
 # | lazy rescaling | |
 # |---|---|
 # | wins | normal scores with deviation 3: a tile of 128 rows is rescaled 3 times instead of 61 (computed) |
-# | loses | scores with deviation 10: 33 times of 61 are left |
-# | falls back | threshold 0 is the usual online softmax |
-# | trap | FP8: weights up to 256 do not fit beside a shift of 2⁸. The threshold there is at most 0.807 |
+# | loses | scores with deviation 10: it is still rescaled 33 times instead of 61 (computed) |
+# | falls back | a threshold of 0 is the usual online softmax |
+# | trap | FP8: weights up to 256 do not fit beside a shift of 8, so in e4m3 the threshold is at most 0.807 |
 #
 # | tensor memory | |
 # |---|---|
 # | wins | P and O leave the registers; two tiles of queries fill all 512 columns |
 # | loses | head dimension 256: two tiles need 768 columns, so only one fits |
-# | falls back | – (it exists on data-centre Blackwell alone; an RTX 5090 has none) |
-# | trap | the next scores written over weights that the other product still reads |
+# | falls back | nowhere: only data-centre Blackwells have it, and an RTX 5090 has none |
+# | trap | the next scores overwrite weights that the output product still reads |
 #
 # | longest first | |
 # |---|---|
-# | wins | causal, 16 heads of 4,096 tokens on 132 multiprocessors: 65 units of time instead of 85 (computed) |
-# | loses | all heads at once: their keys and values do not fit in the L2 cache |
-# | falls back | without a mask all tiles are equally long, and the order does not matter |
+# | wins | causal, 16 heads of 4,096 tokens on 132 multiprocessors: it ends after 65 blocks instead of 85 (computed) |
+# | loses | all heads at once: their keys and values may not fit in the L2 cache |
+# | falls back | without a mask all tiles take equally long, and the order does not matter |
 # | trap | a last section with fewer heads than the others |
 #
 # | four bits | |
 # |---|---|
 # | wins | 4.5 bits a number in NVFP4, 4.25 in MXFP4; products at four times the rate of 16 bits (B200 data sheet) |
-# | loses | 17 % of a block's largest number may be lost to rounding in NVFP4, 20 % in MXFP4 (computed) |
+# | loses | rounding may be off by 17 % of a block's largest number in NVFP4, and 20 % in MXFP4 (computed) |
 # | falls back | GPUs before Blackwell restore the numbers and multiply in 16 bits |
-# | trap | a scale rounded down: up to 25 % of the largest numbers is cut off |
+# | trap | a scale rounded down: up to 25 % of a block's largest number is cut off |
 #
 # ## Check yourself
 #
-# Answer these on paper. Then run the next cell and open the answers.
+# Answer these on paper. Then run the next cell and open the answers. Questions 3 and 4 belong to deeper sections.
 #
-# 1. A GPU has the tensor cores of a B200 and 8 exponentials in a cycle. How many cycles do the exponentials of a tile
-#    of 128³ take? Would you give some of them to multiply-adds?
+# 1. A GPU has the tensor cores of a B200 and computes 8 exponentials in a cycle. How many cycles do the exponentials of
+#    128 queries and 128 keys take? Would you give some of them to the multiply-add unit at head dimension 128?
 # 2. A row's reference is 3 and the threshold 8. The next blocks have the maxima 10, 11, 12 and 20 (base 2). What is the
 #    reference after each of them, and how large is the largest weight?
-# 3. With a shift of 2⁶ instead of 2⁸, how much may a score exceed the reference in e4m3?
+# 3. With a shift of 6 instead of 8, by how much may a score exceed the reference in e4m3?
 # 4. Two tiles of 128 queries with 64 keys a block and head dimension 128: how many columns of tensor memory do they
 #    need if P lies in S?
 
@@ -1336,13 +1333,13 @@ self_check(
 #
 # All sources were read in November 2026.
 #
-# - **FlashAttention-4** has all ideas of this chapter, with shares, thresholds and orders chosen by head dimension and
-#   mask. Its first author and colleagues report up to 1,613 TFLOP/s on a B200, 71 % of the peak.
-# - **FP8 in FlashAttention-4** had a shift of 2⁸ and a threshold of 4, so weights above 448 were cut off. On a B300 the
-#   error beside 16 bits was 0.31 for logits with deviation 1.5, and 0.02 with a smaller shift
+# - **FlashAttention-4** has all ideas of the finale. Share, threshold and order are chosen by head dimension and mask.
+#   Its first author and colleagues report up to 1,613 TFLOP/s on a B200, 71 % of the peak.
+# - **FP8 in FlashAttention-4** cut off weights above 448. On a B300 the error beside 16 bits was 0.31 for scores with
+#   deviation 1.5, and 0.02 with a smaller shift
 #   ([flash-attention#2694](https://github.com/Dao-AILab/flash-attention/pull/2694)).
-# - **Triton** compiles `tl.dot` to tensor memory on a B200 by itself. Gluon shows it as an object that you allocate and
-#   plan, as `course_lib/kernels/blackwell/` does.
+# - **Triton** compiles `tl.dot` to tensor memory on a B200 by itself. Gluon, Triton's lower-level language, shows it as
+#   an object that you allocate and plan, as `course_lib/kernels/blackwell/` does.
 #
 # ## Papers
 #
