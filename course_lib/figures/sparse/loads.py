@@ -7,6 +7,8 @@ from matplotlib.patches import Rectangle
 from course_lib.figures.style import BLUE, INK, MUTED, PALETTE, PAPER, RED, new_figure, styled
 from course_lib.hardware.schedule import Bar, finish
 
+FEW = 16  # slots, up to which each row has its number
+
 
 @styled
 def draw_loads(
@@ -33,6 +35,8 @@ def draw_loads(
         words = f"ends at {finish(bars):,.0f}"
         axes.text(1.08 * longest, slots + 0.5, words, color=INK, ha="right", va="top", fontsize=10.5)
         axes.set(xlim=(0, 1.1 * longest), ylim=(slots + 1.8, 0), xlabel=unit)
+        if slots <= FEW:
+            axes.set_yticks([slot + 0.45 for slot in range(slots)], [str(slot) for slot in range(slots)])
         axes.grid(axis="y", visible=False)
         axes.set_title(name, fontsize=12)
     all_axes[0][0].set_ylabel("slot of the chip")
