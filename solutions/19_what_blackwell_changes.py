@@ -264,8 +264,8 @@ measured("19 instructions for one power", round((lengths[2] - lengths[0]) / 32),
 # shifts and adds at once. At 128 instructions a cycle that makes at most 14 powers a cycle, beside the 16 of the
 # exponential unit.
 #
-# On an H200 there is nothing to gain, as the table of 19.1 says for the H100. At head dimension 64 the course's
-# attention fell from 533 to 494 TFLOP/s when it moved one of eight exponentials.
+# On an H200 there is nothing to gain, as the table of 19.1 says for the H100. At head dimension 64 an earlier version
+# of the course's kernel with warp roles fell from 533 to 494 TFLOP/s when it moved one of eight exponentials.
 #
 # A share also mixes two slightly different functions. In FlashAttention-4 the kernel's variant decides which numbers
 # get which function. Prefill and decode, which had agreed to the last bit, then no longer did
@@ -1246,7 +1246,7 @@ else:
 # | 2^x from multiply-adds | |
 # |---|---|
 # | wins | B200, head dimension 64: a block takes 783 cycles instead of 1,024 (computed) |
-# | loses | on an H200 the course's forward pass fell from 533 to 494 TFLOP/s (measured): it has nothing to gain there |
+# | loses | on an H200 a kernel of the course fell from 533 to 494 TFLOP/s (measured), as there was nothing to gain |
 # | falls back | B300: 32 exponentials in a cycle, so the share is 0 |
 # | trap | rounding to the nearest whole number with a polynomial that was fitted on [0, 1) |
 #
