@@ -1114,8 +1114,8 @@ measured("19 error without a row scale", errors["K's mean off, no row scale"], "
 # `course_lib/kernels/quantised/fp4_attention.py` holds such a kernel. On a Blackwell the tensor cores take the codes
 # with their scales. On other GPUs the kernel restores the numbers and multiplies in 16 bits, so you can look at its
 # error anywhere. The error depends on how far the scores spread. With 4,096 keys and all four operands in NVFP4 it is
-# 1.2 % of the output for scores with standard deviation 1, 6 % for 2, and 24 % for 4, because a wrong score makes a
-# wrong weight. So four bits suit attention that spreads over many keys, and not attention that peaks at a few.
+# 1.2 % of the output for scores with standard deviation 1. For 2 it is 6 %, and for 4 it is 24 %, because a wrong score
+# makes a wrong weight. So four bits suit attention that spreads over many keys, and not attention that peaks at a few.
 
 # %% [markdown]
 # ## Finale: one forward pass with all ideas
@@ -1165,9 +1165,9 @@ print(f"your kernel of 19.3, head 0 without a mask: it differs from this one by 
 #
 # Now the time that the model of 19.1 gives for a B200, which has 148 multiprocessors. Take causal attention with 16
 # heads of 4,096 tokens and head dimension 64. To rescale a tile, the multiply-add unit multiplies its 128 rows of
-# output, which takes 128 · 64 instructions. With a threshold of 0 this comes with every block, and with a threshold of
-# 8 with 3 of 63 blocks, about as counted above for a deviation of 3. Each multiprocessor takes the next tile of the
-# list when it is free. **Predict** by how many percent all ideas together shorten the forward pass.
+# output, which takes 128 · 64 instructions. With a threshold of 0 every block needs this. With a threshold of 8 it is 3
+# of 63 blocks, about as counted above for a deviation of 3. Each multiprocessor takes the next tile of the list when it
+# is free. **Predict** by how many percent all ideas together shorten the forward pass.
 
 # %%
 predict("19 all ideas on a B200", ..., "%")
