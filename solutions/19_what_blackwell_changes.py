@@ -264,8 +264,8 @@ measured("19 instructions for one power", round((lengths[2] - lengths[0]) / 32),
 # shifts and adds at once. At 128 instructions a cycle that makes at most 14 powers a cycle, beside the 16 of the
 # exponential unit.
 #
-# On an H200 there is nothing to gain, as the table of 19.1 says for the H100. At head dimension 64 the course's
-# attention fell from 533 to 494 TFLOP/s when it moved one of eight exponentials.
+# On an H200 there is nothing to gain, as the table of 19.1 says for the H100. At head dimension 64 an earlier version
+# of the course's kernel with warp roles fell from 533 to 494 TFLOP/s when it moved one of eight exponentials.
 #
 # A share also mixes two slightly different functions. In FlashAttention-4 the kernel's variant decides which numbers
 # get which function. Prefill and decode, which had agreed to the last bit, then no longer did
@@ -1142,8 +1142,8 @@ measured("19 error without a row scale", errors["K's mean off, no row scale"], "
 # `course_lib/kernels/quantised/fp4_attention.py` holds such a kernel. On a Blackwell the tensor cores take the codes
 # with their scales. On other GPUs the kernel restores the numbers and multiplies in 16 bits, so you can look at its
 # error anywhere. The error depends on how far the scores spread. With 4,096 keys and all four operands in NVFP4 it is
-# 1.2 % of the output for scores with standard deviation 1, 6 % for 2, and 24 % for 4, because a wrong score makes a
-# wrong weight. So four bits suit attention that spreads over many keys, and not attention that peaks at a few.
+# 1.2 % of the output for scores with standard deviation 1. For 2 it is 6 %, and for 4 it is 24 %, because a wrong score
+# makes a wrong weight. So four bits suit attention that spreads over many keys, and not attention that peaks at a few.
 
 # %% [markdown]
 # ## Finale: one forward pass with all ideas
@@ -1193,9 +1193,9 @@ print(f"your kernel of 19.3, head 0 without a mask: it differs from this one by 
 #
 # Now the time that the model of 19.1 gives for a B200, which has 148 multiprocessors. Take causal attention with 16
 # heads of 4,096 tokens and head dimension 64. To rescale a tile, the multiply-add unit multiplies its 128 rows of
-# output, which takes 128 · 64 instructions. With a threshold of 0 this comes with every block, and with a threshold of
-# 8 with 3 of 63 blocks, about as counted above for a deviation of 3. Each multiprocessor takes the next tile of the
-# list when it is free. **Predict** by how many percent all ideas together shorten the forward pass.
+# output, which takes 128 · 64 instructions. With a threshold of 0 every block needs this. With a threshold of 8 it is 3
+# of 63 blocks, about as counted above for a deviation of 3. Each multiprocessor takes the next tile of the list when it
+# is free. **Predict** by how many percent all ideas together shorten the forward pass.
 
 # %%
 predict("19 all ideas on a B200", ..., "%")
@@ -1274,7 +1274,7 @@ else:
 # | 2^x from multiply-adds | |
 # |---|---|
 # | wins | B200, head dimension 64: a block takes 783 cycles instead of 1,024 (computed) |
-# | loses | on an H200 the course's forward pass fell from 533 to 494 TFLOP/s (measured): it has nothing to gain there |
+# | loses | on an H200 a kernel of the course fell from 533 to 494 TFLOP/s (measured), as there was nothing to gain |
 # | falls back | B300: 32 exponentials in a cycle, so the share is 0 |
 # | trap | rounding to the nearest whole number with a polynomial that was fitted on [0, 1) |
 #
