@@ -177,7 +177,7 @@ choose_share("B200", 64)
 # %%
 def show_bits(name, bits):
     word = f"{int(bits) & 0xFFFFFFFF:032b}"
-    print(f"{name:<36}{word[0]} {word[1:9]} {word[9:19]} {word[19:]}")
+    print(f"{name:<38}{word[0]} {word[1:9]} {word[9:19]} {word[19:]}")
 
 
 example = torch.tensor(-2.7)
