@@ -1,0 +1,130 @@
+# %% [markdown]
+# # 20 · Several GPUs
+
+# %%
+# course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
+from course_lib import (
+    check, default_device, hint, interpreting, machine, measured, predict, progress, self_check, solution
+)
+
+import math
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+device = default_device()
+on_gpu = not interpreting()
+
+# %% [markdown]
+# ## What a step costs on several GPUs
+#
+# Each step of a model that generates text reads all of its weights, and the KV cache of each sequence. With 70 billion
+# parameters in 16 bits there are 140 GB of weights. An H100 holds 80 GB, and at 3.35 TB/s it would read them in 42 ms.
+# Eight GPUs can share the reading: each holds an eighth of every weight, and reads its 17.5 GB in 5.2 ms.
+#
+# A GPU together with its program is called a *rank*; ranks are numbered from 0. A rank's part of a weight is a *shard*.
+# Cutting every weight into shards is called *tensor parallelism*, and 20.2 shows how to cut. It has a price: behind
+# attention and behind the MLP each rank has only a *partial sum* of every number. The next operation needs the sum over
+# all ranks, on every rank. An operation that gives it to all is an *all-reduce*. So a layer has two of them, and each
+# adds batch · width numbers.
+#
+# The numbers travel over *links* between the GPUs. On an H100 a GPU receives up to 450 GB/s over its links. Here are
+# two ways to add up S bytes:
+#
+# - **One-shot.** Each rank reads the numbers of all other ranks and adds them up itself. With 4 ranks it receives 3 S.
+# - **Two-shot.** Each rank adds up one share. With 4 ranks, rank 0 reads the first quarter of the numbers of the other
+#   3, and adds it up. Then it reads the other three quarters, each from the rank that has added it up. It receives ¾ S
+#   in each of two phases, 1.5 S in all. The second phase must wait for the first.
+#
+# With 8 ranks these are 7 S and 1.75 S. Is two-shot four times as fast, then? For one sequence and a width of 8,192, S
+# is 16 KiB. One-shot receives 114,688 bytes, and at 450 GB/s they take 0.25 µs. On eight H100s a one-shot kernel took
+# 13.3 µs for 8k numbers of this size ([helion#245](https://github.com/pytorch/helion/pull/245)). Nearly all of it is
+# *latency*, which does not depend on the bytes: the kernel starts, and the ranks wait for each other. So count one
+# latency for one-shot and two for two-shot, and add the bytes. A 70B model has 80 layers, so its 160 all-reduces of
+# 13 µs take 2.1 ms beside the 5.2 ms of reading.
+#
+# **The cache** is shared out by whole KV heads. With 8 KV heads on 4 ranks each rank holds 2, a quarter of the cache.
+# With 2 KV heads on 8 ranks, four ranks need the same head, and each keeps a copy: each reads half of the cache. One
+# project divided by 32 devices where Llama 3 has 8 KV heads
+# ([tenstorrent/vllm#50](https://github.com/tenstorrent/vllm/pull/50)). Another cut heads into pieces and put them
+# together over the links. With copies its step took 1.58 ms instead of 3.1 ms
+# ([tpu-inference#2661](https://github.com/vllm-project/tpu-inference/pull/2661)).
+#
+# **Predict** how many times as fast a model with 8 billion parameters becomes on 8 GPUs: 16 GB of weights, 32 layers, a
+# width of 4,096, one sequence, a latency of 13 µs.
+
+# %%
+predict("20 8B model, 8 GPUs instead of 1", ..., "times")
+
+# %%
+# Exercise 20.1 · What a step costs on several GPUs
+def received_bytes(ranks: int, numbers: int, itemsize: int, method: str) -> float:
+    """How many bytes one rank receives over the links in one all-reduce.
+
+    ranks: at least 1. With 1 rank nothing is received.
+    numbers: how many numbers are added up, the same on each rank: a multiple of ranks, at least 1. In two-shot each
+        rank adds up numbers / ranks of them.
+    itemsize: bytes of a number: 1, 2, 4 or 8.
+    method: "one-shot" or "two-shot".
+    Returns: one number, not rounded. What a rank has itself does not travel, and what it sends is not counted.
+    """
+    # BEGIN SOLUTION
+    from_each = numbers * itemsize if method == "one-shot" else 2 * numbers * itemsize / ranks
+    return (ranks - 1) * from_each
+    # END SOLUTION
+
+
+def step_seconds(
+    ranks: int, layers: int, batch: int, width: int, weight_bytes: float, cache_bytes: float, kv_heads: int,
+    memory_rate: float, link_rate: float, latency: float,
+) -> float:
+    """The seconds of a decode step with tensor parallelism: first a rank's reads, then all its all-reduces.
+
+    ranks, layers, batch, kv_heads: at least 1. width: a multiple of ranks.
+    weight_bytes: of the whole model, at least 1; each rank reads its share, 1 / ranks of them, once.
+    cache_bytes: of all sequences, layers and KV heads, 0 or more. A rank reads the cache of its own KV heads, once.
+    kv_heads: a multiple of ranks, or ranks is a multiple of kv_heads. A rank has kv_heads / ranks of them, or one whole
+        head where there are fewer heads than ranks.
+    memory_rate, link_rate: bytes a second that each rank reads from its memory and receives over its links; positive
+        numbers.
+    latency: seconds, 0 or more.
+
+    Each layer has two all-reduces of batch · width numbers of 2 bytes. Each is done by the faster of the two methods:
+    one-shot takes one latency and two-shot two, and the bytes of `received_bytes` come on top, at link_rate. Nothing
+    overlaps, so all times add up. One rank does no all-reduce.
+    Returns: one number, not rounded.
+    """
+    # BEGIN SOLUTION
+    seconds = (weight_bytes / ranks + cache_bytes / min(ranks, kv_heads)) / memory_rate
+    if ranks == 1:
+        return seconds
+    methods = ((1, "one-shot"), (2, "two-shot"))
+    all_reduce = min(
+        phases * latency + received_bytes(ranks, batch * width, 2, method) / link_rate for phases, method in methods
+    )
+    return seconds + 2 * layers * all_reduce
+    # END SOLUTION
+
+# %%
+best_received_bytes, best_step_seconds = check("20.1", received_bytes, step_seconds).best
+
+# %%
+H100 = {"memory_rate": 3.35e12, "link_rate": 450e9, "latency": 13e-6}
+MODELS = {"8B": (32, 4096, 16e9), "70B": (80, 8192, 140e9)}  # layers, width, bytes of the weights
+print(f"{'':16}{'1 GPU':>10}{'2':>10}{'4':>10}{'8':>10}")
+for name, (layers, width, weight_bytes) in MODELS.items():
+    for batch in (1, 256):
+        milliseconds = [
+            1e3 * best_step_seconds(ranks, layers, batch, width, weight_bytes, 0, 8, **H100) for ranks in (1, 2, 4, 8)
+        ]
+        print(f"{name}, batch {batch:<6}" + "".join(f"{one:8.2f}ms" for one in milliseconds))
+one, eight = (best_step_seconds(ranks, 32, 1, 4096, 16e9, 0, 8, **H100) for ranks in (1, 8))
+measured("20 8B model, 8 GPUs instead of 1", one / eight, "times")
+
+# %% [markdown]
+# Eight GPUs make the 8B model only 3.3 times as fast, because its 64 all-reduces take longer than its reading. The 70B
+# model becomes 5.7 times as fast. These times are computed, not measured. For one sequence nearly all of an all-reduce
+# is latency, so one-shot is the faster method. With 256 sequences on eight GPUs the bytes count, and two-shot wins.
