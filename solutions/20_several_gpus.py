@@ -128,3 +128,121 @@ measured("20 8B model, 8 GPUs instead of 1", one / eight, "times")
 # Eight GPUs make the 8B model only 3.3 times as fast, because its 64 all-reduces take longer than its reading. The 70B
 # model becomes 5.7 times as fast. These times are computed, not measured. For one sequence nearly all of an all-reduce
 # is latency, so one-shot is the faster method. With 256 sequences on eight GPUs the bytes count, and two-shot wins.
+
+# %% [markdown]
+# ## An MLP on several ranks
+#
+# How do you cut a layer so that its ranks have to meet only once? Take the MLP of exercise 18.4. Its first weight has
+# 2 · hidden rows, first those of the *gate* and then those of *up*. They make hidden numbers $silu(gate) \cdot up$, and
+# a second weight, *down*, makes `width` numbers of these.
+#
+# **Cut the first weight by rows.** Each row makes one gate or one up, so a rank with some of the rows has whole gates
+# and ups. silu needs nothing but its own gate. If you cut the weight by columns, each rank has a part of every gate.
+# Then you need an all-reduce before silu, because silu of a sum is not the sum of silus.
+#
+# **Cut down by columns.** Each output is a sum over all hidden numbers. A rank has some of them and adds up its terms:
+# a partial sum. One all-reduce completes it.
+#
+# Take one output, hidden size 4 and 2 ranks. The gates are 1, -1, 2 and 0, every up is 1, and so is every number of
+# down. The hidden numbers are 0.731, -0.269, 1.762 and 0. Rank 0 has the first two, and its partial sum is 0.462. Rank
+# 1 has 1.762. Together they make 2.224.
+#
+# Two faults are common:
+#
+# - **The bias of down counts once.** Say that it is 0.5, so the result is 2.724. If each rank adds it to its partial
+#   sum, the all-reduce makes 3.224 of it. A serving engine had this fault
+#   ([text-generation-inference#1036](https://github.com/huggingface/text-generation-inference/issues/1036)). Rank 0
+#   alone may add the bias before the sum, or all ranks after it.
+# - **Gate and up are cut apart.** With hidden size 4, rank 0 needs the rows 0 and 1, two gates, and 4 and 5, two ups.
+#   Cut in two blocks, the weight gives rank 0 the rows 0 to 3: all gates, and no up. The shapes are the same, so there
+#   is no error, only a wrong result ([Automodel#1324](https://github.com/NVIDIA-NeMo/Automodel/pull/1324)).
+#
+# **How a rank's program is written.** You need no second GPU: `play_ranks` plays the programs of all ranks in one
+# process. A program is a generator. It stops at every `yield`, which names a *step*, and goes on with the step's value.
+# Meanwhile the other ranks go on, in an order that can be chosen. What is wrong in one order alone is found in that
+# order. `play_ranks` also counts the bytes that each rank receives, those of an all_reduce as in one-shot. The next
+# cell adds up a number of each of two ranks.
+
+# %%
+from course_lib.hardware.simulated_ranks import play_ranks
+
+
+def add_up(rank, ranks, number):
+    total = yield ("all_reduce", number)
+    return total
+
+
+played = play_ranks(add_up, [(torch.tensor([1.0]),), (torch.tensor([10.0]),)])  # the arguments of each rank
+print(played["ending"], played["results"], "bytes received:", played["received"])
+
+# %% [markdown]
+# Both ranks have 11, and each has received the 4 bytes of the other's float32.
+#
+# **Predict** how many bytes a rank receives in the MLP with 4 ranks, 3 tokens, a width of 64 and a hidden size of 256.
+
+# %%
+predict("20 bytes received by a rank in one MLP", ..., "bytes")
+
+# %%
+# Exercise 20.2 · An MLP on several ranks
+def shard(
+    rank: int, ranks: int, gate_up: torch.Tensor, gate_up_bias: torch.Tensor, down: torch.Tensor,
+    down_bias: torch.Tensor,
+) -> tuple:
+    """The part of the MLP's weights that one rank holds.
+
+    ranks: at least 1. rank: 0 … ranks - 1.
+    gate_up: [2 · hidden, width]: first all rows of the gate, then all rows of up. gate_up_bias: [2 · hidden], alike.
+    down: [width, hidden]. down_bias: [width]. hidden is a multiple of ranks, and width at least 1.
+    All are float32 and contiguous, and are not changed. Biases may be 0.
+    Returns: a tuple or list in a form of your own, of tensors, numbers and None. It is copied to the rank's GPU. Its
+    tensors have at most (2 · hidden · width + 2 · hidden + hidden · width) / ranks + width numbers in all.
+    """
+    # BEGIN SOLUTION
+    hidden = down.shape[1]
+    own = slice(rank * hidden // ranks, (rank + 1) * hidden // ranks)
+    gate, up = gate_up.chunk(2)
+    gate_bias, up_bias = gate_up_bias.chunk(2)
+    return gate[own], up[own], gate_bias[own], up_bias[own], down[:, own], down_bias
+    # END SOLUTION
+
+
+def mlp(rank: int, ranks: int, x: torch.Tensor, part: tuple):
+    """The program of one rank: a generator that computes (silu(x gateᵀ + bias) · (x upᵀ + bias)) downᵀ + down_bias.
+
+    rank, ranks: as above.
+    x: [tokens, width], at least 1 of each, float32, contiguous, the same on all ranks; up to 10,000 in size.
+    part: what `shard` returned for this rank. It serves many calls, so it is not changed, and x is not either.
+    Yields: ("all_reduce", tensor), a step whose value is the sum of the ranks' tensors, which have the same shape. In a
+        call a rank takes at most this one step, with tokens · width numbers. If ranks is 1, it may leave it out.
+    Returns: [tokens, width], float32: the result of the whole MLP, on every rank.
+    The ranks' programs are played in many orders.
+    """
+    # BEGIN SOLUTION
+    gate, up, gate_bias, up_bias, down, down_bias = part
+    hidden = F.silu(F.linear(x, gate, gate_bias)) * F.linear(x, up, up_bias)  # [tokens, hidden / ranks]
+    total = yield ("all_reduce", hidden @ down.T)
+    return total + down_bias
+    # END SOLUTION
+
+# %%
+best_shard, best_mlp = check("20.2", shard, mlp).best
+
+# %%
+ranks, tokens, width, hidden = 4, 3, 64, 256
+x, gate_up, gate_up_bias = torch.randn(tokens, width), torch.randn(2 * hidden, width), torch.randn(2 * hidden)
+down, down_bias = torch.randn(width, hidden), torch.randn(width)
+parts = [best_shard(rank, ranks, gate_up, gate_up_bias, down, down_bias) for rank in range(ranks)]
+played = play_ranks(best_mlp, [(x, part) for part in parts])
+
+gate, up = F.linear(x, gate_up, gate_up_bias).chunk(2, -1)
+whole = F.linear(F.silu(gate) * up, down, down_bias)
+print("largest difference from one GPU:", max((result - whole).abs().max().item() for result in played["results"]))
+print("numbers on a rank:", sum(one.numel() for one in parts[0] if torch.is_tensor(one)), "of", 3 * hidden * width
+      + 2 * hidden + width)
+measured("20 bytes received by a rank in one MLP", played["received"][0], "bytes")
+
+# %% [markdown]
+# It receives 2,304 bytes: 3 ranks send 3 · 64 numbers of 4 bytes each. The hidden size makes no difference, because the
+# hidden numbers never travel. Attention is cut in the same way: each rank has some of the heads, and the output
+# projection is cut by columns like down. That is the other all-reduce of a layer.
