@@ -1,0 +1,159 @@
+"""Programs that pass tensors around a ring: the driver that plays them, what it notes, and what that may say."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from course_lib.checker import Mistake, edits
+from course_lib.checker.specification.contract import Level
+from course_lib.checker.specification.nested import tensors
+from course_lib.checker.specification.requirements import Requirement
+from course_lib.hardware.simulated_ranks import play_ranks
+
+PLAY = inspect.getsource(play_ranks)
+RANKS, ORDERS = (1, 2, 3, 4, 8), (Level("ascending", ""), Level("descending", "the last rank first"), 1, 2)
+BUFFERED = (Level(True, ""), Level(False, "a send waits"))
+
+
+def of_all_ranks(functions, name, returned, play, given, attend, order, buffered):
+    """What each rank returns, by name. It is sent to the worker by its source alone.
+
+    name: of the learner's program. returned: what it returns: "out, lse". play: the source of `play_ranks`. given: the
+    program's tensors, a list for each rank. attend: the source of the function that it is handed last, which also says
+    how many pairs of a query and a key it has computed.
+    """
+    scope, ranks, events = {}, len(given), []
+    exec(play, scope)
+    exec(attend, scope)
+    pairs = [0] * ranks
+
+    def program(rank, ranks, *tensors):
+        def counted(*arguments, **named):
+            result, more = scope["attend"](*arguments, **named)
+            pairs[rank] += more
+            return result
+
+        steps = functions[name](rank, ranks, *tensors, counted)
+        if not hasattr(steps, "send"):
+            raise TypeError(f"{name} is no generator: it must yield its steps, and return its result at the end")
+        return steps
+
+    played = scope["play_ranks"](program, given, order, buffered=buffered, events=events)
+    others = {step for _, step, _, _ in events} - {"send", "receive"}
+    if others:
+        raise ValueError(f"other steps than exchange, send and receive were taken: {', '.join(sorted(others))}")
+    if played["ending"] != "finished":
+        raise RuntimeError(played["ending"])
+    found, wanted = {}, returned.split(", ")
+    for rank, result in enumerate(played["results"]):
+        if not isinstance(result, (tuple, list)) or len(result) != len(wanted):
+            raise TypeError(f"rank {rank} returned {type(result).__name__}; it must return ({returned})")
+        found[f"rank {rank}"] = dict(zip(wanted, result))
+    noted = getattr(functions, "noted", {})  # a model has none
+    noted["received"], noted["most pairs"], noted["fewest pairs"] = max(played["received"]), max(pairs), min(pairs)
+    return found
+
+
+@dataclass(frozen=True)
+class AroundTheRing(Requirement):
+    """Tensors go from rank to rank by messages alone, and a rank receives at most `most(*case.args)` bytes."""
+
+    most: Callable[..., int]
+    id: str = "too_many_bytes"
+
+    def complaint(self, case, seen):
+        if "received" not in seen.noted:
+            return None
+        most, received = self.most(*case.args), seen.noted["received"]
+        return f"A rank received {received:,} bytes, and {most:,} are enough." if received > most else None
+
+
+@dataclass(frozen=True)
+class EachPairOnce(Requirement):
+    """The function that is given computes `pairs(*case.args)` pairs of a query and a key on each rank."""
+
+    pairs: Callable[..., int]
+    name: str
+    id: str = "too_many_pairs"
+
+    def complaint(self, case, seen):
+        if "most pairs" not in seen.noted:
+            return None
+        pairs, most, fewest = self.pairs(*case.args), seen.noted["most pairs"], seen.noted["fewest pairs"]
+        if most > pairs:
+            return f"On a rank {self.name} computed {most:,} pairs of a query and a key, and {pairs:,} are enough."
+        if fewest < pairs:
+            return f"On a rank {self.name} computed {fewest:,} pairs of a query and a key, and there are {pairs:,}."
+        return None
+
+
+def told(*words: str):
+    """A `when`: the error that was raised holds one of these words."""
+    return lambda case, seen, got: seen.error is not None and any(word in seen.error.text for word in words)
+
+
+def rounded_to_16_bits(oracle: Callable):
+    """A `when` for every failing case: inputs have 16 bits, and results err by no more than their rounding explains."""
+
+    def when(case, seen, got):
+        if not isinstance(got, dict) or "rank 0" not in got:
+            return False
+        right, errors = oracle(*case.args), []
+        for name in right["rank 0"]:
+            mine, wanted = (torch.stack([one[name] for one in results.values()]) for results in (got, right))
+            errors.append((mine - wanted).abs().max() / wanted.abs().max())
+        return tensors(case.args)[0].dtype == torch.bfloat16 and 1e-6 < max(errors) < 0.03
+
+    return when
+
+
+def exchanged_too_often(most: Callable) -> Mistake:
+    """Keys and values went once around the whole ring. most: the bytes that are enough, of a case's arguments."""
+
+    def when(case, seen, got):
+        return "received" in seen.noted and seen.noted["received"] == most(*case.args) + 2 * case.args[3][0][1].nbytes
+
+    return Mistake(
+        "exchanged_after_the_last_step",
+        "Keys and values were exchanged once more after the last step, though no one needs them: ranks - 1 exchanges "
+        "of them are enough.",
+        when=when,
+        cost=True,
+    )
+
+
+MISTAKES = (
+    Mistake(
+        "waits_forever",
+        "Ranks wait for each other for ever. A send may wait until its receiver takes the message: if all ranks send "
+        "first, none receives. Use exchange, which does both at once, and let all ranks take equally many steps.",
+        when=told("waits for", "waits at"),
+    ),
+    Mistake(
+        "no_generator",
+        "The function is no generator, or returns something else than the tensors that are asked for. Yield the steps, "
+        'as in tensor = yield ("exchange", to, tensor, source), and return the result at the end.',
+        when=told("is no generator", "it must return"),
+    ),
+    Mistake(
+        "other_steps",
+        "Ranks took other steps than exchange, send and receive. A step of all ranks together, such as all_gather, "
+        "makes each rank hold the tensors of all of them at once.",
+        when=told("other steps than"),
+    ),
+)
+
+TAKEN, PASSED_ON = "travelling[0], travelling[1]", 'yield ("exchange", after, travelling, before)'
+PASSING = (
+    *edits("Every step used the rank's own keys and values, though others had arrived. Take the ones that were "
+        "received last.", own_keys_in_every_step=(TAKEN, "key, value")),
+    *edits("Keys and values are not passed on: every step sends the rank's own ones, so the same neighbour's arrive "
+        "each time. Send what you received last.",
+        not_passed_on=(PASSED_ON, PASSED_ON.replace("travelling", "torch.stack([key, value])"))),
+    *edits("Keys travel and values stay, or the other way round. Both of a pair come from the same rank.",
+        one_of_two_travels=(TAKEN, "travelling[0], value"), one_of_two_travels__values=(TAKEN, "key, travelling[1]")),
+)  # fmt: skip

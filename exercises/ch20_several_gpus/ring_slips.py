@@ -1,0 +1,142 @@
+"""What exercise 20.4 asks for, the zig-zag positions and the causal ring, with the slips."""
+
+import torch
+
+from course_lib.checker import edits
+from exercises.ch20_several_gpus.ring_play import PASSING
+
+
+def places_of(rank, ranks, tokens):
+    chunk = tokens // (2 * ranks)
+    late = 2 * ranks - 1 - rank
+    first, second = range(rank * chunk, rank * chunk + chunk), range(late * chunk, late * chunk + chunk)
+    return [*first, *second]
+
+
+RESULT = "[*first, *second]"
+PLACES = (
+    *edits("The chunks lie side by side, so the rank with the last ones sees most. Take an early one and a late one, "
+        "rank and 2 · ranks - 1 - rank.",
+        side_by_side=(RESULT, "list(range(2 * rank * chunk, 2 * (rank + 1) * chunk))")),
+    *edits("The late chunks are dealt out in ascending order too: rank r holds r and ranks + r. The rank with the "
+        "earliest chunk takes the latest: 2 · ranks - 1 - rank.",
+        late_chunks_ascending=("2 * ranks - 1 - rank", "ranks + rank")),
+    *edits("The late chunk is one too far: chunks are counted from 0, so the last is 2 · ranks - 1.",
+        late_chunk_off_by_one=("2 * ranks - 1 - rank", "2 * ranks - rank"),
+        late_chunk_off_by_one__before=("2 * ranks - 1 - rank", "2 * ranks - 2 - rank")),
+    *edits("Tokens were dealt out one by one. A rank holds two chunks, each of tokens side by side.",
+        dealt_one_by_one=(RESULT, "list(range(rank, tokens, ranks))"),
+        dealt_one_by_one__there_and_back=(RESULT, "sorted([*range(rank, tokens, 2 * ranks), *range(late, tokens, 2 * "
+        "ranks)])")),
+    *edits("The late chunk stands first. Put the early one first, so that the tokens are in ascending order.",
+        late_first=(RESULT, "[*second, *first]")),
+    *edits("The late chunk is in descending order. The tokens of both chunks ascend.",
+        late_descending=(RESULT, "[*first, *second[::-1]]")),
+)  # fmt: skip
+
+
+def merged(out, lse, part, part_lse):
+    whole = torch.logaddexp(lse, part_lse)
+    kept, more = torch.exp(lse - whole)[..., None], torch.exp(part_lse - whole)[..., None]
+    return out * kept + part * more, whole
+
+
+def ring(rank, ranks, query, key, value, attend):
+    after, before, half = (rank + 1) % ranks, (rank - 1) % ranks, query.shape[1] // 2
+    out, lse = attend(query, key, value, True)
+    travelling = torch.stack([key, value])
+    for step in range(1, ranks):
+        travelling = yield ("exchange", after, travelling, before)
+        source = (rank - step) % ranks
+        keys, values = travelling[0], travelling[1]
+        if source < rank:
+            part, part_lse = attend(query, keys[:, :half], values[:, :half], False)
+            out, lse = merged(out, lse, part, part_lse)
+        else:
+            part, part_lse = attend(query[:, half:], keys, values, False)
+            late, late_lse = merged(out[:, half:], lse[:, half:], part, part_lse)
+            out, lse = torch.cat([out[:, :half], late], 1), torch.cat([lse[:, :half], late_lse], 1)
+    return out, lse
+
+
+def own_in_chunks(query, key, value, attend, half, second=True, across=True):
+    """Attention over a rank's own tokens, chunk by chunk."""
+    out, lse = attend(query[:, :half], key[:, :half], value[:, :half], True)
+    late, late_lse = attend(query[:, half:], key[:, half:], value[:, half:], second)
+    if across:
+        late, late_lse = merged(late, late_lse, *attend(query[:, half:], key[:, :half], value[:, :half], False))
+    return torch.cat([out, late], 1), torch.cat([lse, late_lse], 1)
+
+
+OUT, WHOLE, OWN = "out * kept + part * more", "torch.logaddexp(lse, part_lse)", "attend(query, key, value, True)"
+EARLY, LATE = "attend(query, keys[:, :half], values[:, :half], False)", "attend(query[:, half:], keys, values, False)"
+SOURCE, BEFORE, STEPS = "(rank - step) % ranks", "if source < rank", "range(1, ranks)"
+ALL = "late, late_lse = merged(out[:, half:], lse[:, half:], part, part_lse)"
+JOINED = "torch.cat([out[:, :half], late], 1), torch.cat([lse[:, :half], late_lse], 1)"
+ALL_ROWS = (ALL, "late, late_lse = merged(out, lse, part, part_lse)", JOINED, "late, late_lse")
+FIRST_HALF = (LATE, "attend(query[:, :half], keys, values, False)",
+              ALL, "late, late_lse = merged(out[:, :half], lse[:, :half], part, part_lse)",
+              JOINED, "torch.cat([late, out[:, half:]], 1), torch.cat([late_lse, lse[:, half:]], 1)")  # fmt: skip
+MERGED_SLIPS = (
+    *edits("The partial outputs were averaged. A part weighs exp(its lse - the lse of all).",
+        averaged=(OUT, "(out + part) / 2")),
+    *edits("The partial outputs were added. Each is an average of its own: weigh it by exp(its lse - the lse of all).",
+        added=(OUT, "out + part")),
+    *edits("The weights do not add up to 1: the outputs were weighed relative to the old lse, and not divided. Take "
+        "exp(lse - whole) and exp(part_lse - whole), with the lse of both.",
+        not_divided=(OUT, "out + part * torch.exp(part_lse - lse)[..., None]")),
+    *edits("The two weights are exchanged.", weights_exchanged=(OUT, "out * more + part * kept")),
+    *edits("exp of an lse, or of a difference that may be positive, overflows float32 above 88. Take exponentials of "
+        "lse - whole alone, with torch.logaddexp for the lse of both.",
+        overflow=(WHOLE, "torch.log(torch.exp(lse) + torch.exp(part_lse))"),
+        overflow__of_a_difference=(WHOLE, "lse + torch.log(1 + torch.exp(part_lse - lse))"),
+        overflow__turned_round=(WHOLE, "part_lse + torch.log(1 + torch.exp(lse - part_lse))"),
+        overflow__of_both=(OUT, "(out * torch.exp(lse)[..., None] + part * torch.exp(part_lse)[..., None]) / "
+        "(torch.exp(lse) + torch.exp(part_lse))[..., None]")),
+    *edits("lse was not brought up to date, so the next merge weighs the parts before it too little. It is the lse of "
+        "all keys so far.", lse_not_updated=("more, whole", "more, lse"),
+        lse_not_updated__last_part=("more, whole", "more, part_lse"),
+        lse_not_updated__larger=("more, whole", "more, torch.maximum(lse, part_lse)")),
+    *edits("A rank's own queries saw all of its own keys. Only here the mask is needed: causal=True.",
+        own_not_causal=(OWN, "attend(query, key, value, False)")),
+    *edits("The late chunk's own queries saw all keys of that chunk. It needs the mask, as the early one does.",
+        late_chunk_not_causal=(OWN, "own_in_chunks(query, key, value, attend, half, second=False)")),
+    *edits("The late queries of a rank did not see its own early chunk, which lies before them.",
+        own_early_chunk_missing=(OWN, "own_in_chunks(query, key, value, attend, half, across=False)")),
+    *edits("All keys of other ranks were seen by all queries. Of a rank before, only the early chunk is seen; of one "
+        "behind, only the late queries see the keys.",
+        hidden_keys_seen=(EARLY, "attend(query, keys, values, False)", LATE, "attend(query, keys, values, False)",
+        *ALL_ROWS),
+        hidden_keys_seen__of_ranks_before=(EARLY, "attend(query, keys, values, False)"),
+        hidden_keys_seen__of_ranks_behind=(LATE, "attend(query, keys, values, False)", *ALL_ROWS)),
+    *edits("Keys of other ranks were masked by their place in the piece, as if they were the rank's own. The mask "
+        "compares positions: of another rank whole chunks are seen, or none.",
+        masked_by_place=(EARLY, "attend(query, keys, values, True)", LATE, "attend(query, keys, values, True)",
+        *ALL_ROWS),
+        masked_by_place__of_ranks_before=(EARLY, "attend(query, keys, values, True)"),
+        masked_by_place__of_ranks_behind=(LATE, "attend(query, keys, values, True)", *ALL_ROWS)),
+    *edits("The ranks were compared as if each held one chunk: all keys of ranks before were seen, and none of ranks "
+        "behind. Here each rank has an early chunk and a late one.",
+        one_chunk_each=(EARLY, "attend(query, keys, values, False)", JOINED, "out, lse")),
+    *edits("The keys of ranks behind were left out. The late queries see both of their chunks.",
+        ranks_behind_left_out=(JOINED, "out, lse")),
+    *edits("The keys of ranks before were left out. All queries see their early chunk.",
+        ranks_before_left_out=(BEFORE, "if source < rank:\n    pass\nelif source < 0")),
+    *edits("Of a rank before, the late chunk was taken. It lies behind all of the queries; the early one lies before "
+        "them.", wrong_chunk_of_keys=(EARLY, "attend(query, keys[:, half:], values[:, half:], False)")),
+    *edits("Of a rank behind, the early queries were given the keys. The late ones see them.",
+        wrong_chunk_of_queries=FIRST_HALF),
+    *edits("Before and behind are exchanged: after `step` exchanges with the next rank the keys come from rank (rank - "
+        "step) % ranks.", wrong_source=(SOURCE, "(rank + step) % ranks"),
+        wrong_source__compared=(BEFORE, "if source > rank")),
+    *edits("The source is one step off: after the first exchange the keys come from rank (rank - 1) % ranks.",
+        source_one_step_off=(SOURCE, "(rank - step + 1) % ranks"),
+        source_one_step_off__behind=(SOURCE, "(rank - step - 1) % ranks")),
+    *edits("The source was not taken modulo ranks, so a negative number passes for a rank before.",
+        source_not_modulo=(SOURCE, "rank - step")),
+    *PASSING,
+    *edits("The last step is missing: there are ranks - 1 exchanges.",
+        last_step_missing=(STEPS, "range(1, ranks - 1)")),
+    *edits("Only the rank's own keys were seen.", own_keys_alone=(STEPS, "range(0)")),
+    *edits("Only the last part counts. Merge it with what there was.", last_part_alone=(OUT, "part")),
+)  # fmt: skip
