@@ -181,7 +181,7 @@ def exp2_polynomial(
 ):
     """2^x without the exponential unit. Only this function is yours to write; it is called as exp2_polynomial(x).
 
-    x: a float32 tile of any shape; at most 127; -inf too, but never NaN.
+    x: a float32 tile of two dimensions; at most 127; -inf too, but never NaN.
     C1, C2, C3: the coefficients.
     Returns: a float32 tile of the same shape. From -126 on its relative error is the polynomial's, give or take a few
     roundings; up to twice of that is accepted. From -127 down the result is 0, or a number above 0 and below 2^-126.
