@@ -181,7 +181,7 @@ def exp2_polynomial(
 ):
     """2^x without the exponential unit. Only this function is yours to write; it is called as exp2_polynomial(x).
 
-    x: a float32 tile of two dimensions; at most 127; -inf too, but never NaN.
+    x: a float32 tile of any shape; at most 127; -inf too, but never NaN.
     C1, C2, C3: the coefficients.
     Returns: a float32 tile of the same shape. From -126 on its relative error is the polynomial's, give or take a few
     roundings; up to twice of that is accepted. From -127 down the result is 0, or a number above 0 and below 2^-126.
@@ -200,14 +200,16 @@ def exp2_polynomial(
 
 @triton.jit
 def powers_kernel(x_pointer, out_pointer, length, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    in_tile = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]  # [ROWS, COLUMNS]
+    in_tile = tl.arange(0, COLUMNS)  # [COLUMNS]
+    if ROWS > 1:
+        in_tile = tl.arange(0, ROWS)[:, None] * COLUMNS + in_tile[None, :]  # [ROWS, COLUMNS]
     offsets = tl.program_id(0) * ROWS * COLUMNS + in_tile
     x = tl.load(x_pointer + offsets, mask=offsets < length, other=0.0)
     tl.store(out_pointer + offsets, exp2_polynomial(x), mask=offsets < length)
 
 
 def powers(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """2^x of a contiguous float32 tensor, by your function on tiles of rows × columns numbers. Leave it as it is."""
+    """2^x of a contiguous float32 tensor, by your function on tiles of rows × columns, or [columns]. Leave it as it is."""
     out = torch.empty_like(x)
     powers_kernel[(triton.cdiv(x.numel(), rows * columns),)](x, out, x.numel(), ROWS=rows, COLUMNS=columns)
     return out
