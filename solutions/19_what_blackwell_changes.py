@@ -227,14 +227,16 @@ def exp2_polynomial(
 
 @triton.jit
 def powers_kernel(x_pointer, out_pointer, length, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    in_tile = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]  # [ROWS, COLUMNS]
+    in_tile = tl.arange(0, COLUMNS)  # [COLUMNS]
+    if ROWS > 1:
+        in_tile = tl.arange(0, ROWS)[:, None] * COLUMNS + in_tile[None, :]  # [ROWS, COLUMNS]
     offsets = tl.program_id(0) * ROWS * COLUMNS + in_tile
     x = tl.load(x_pointer + offsets, mask=offsets < length, other=0.0)
     tl.store(out_pointer + offsets, exp2_polynomial(x), mask=offsets < length)
 
 
 def powers(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """2^x of a contiguous float32 tensor, by your function on tiles of rows × columns numbers. Leave it as it is."""
+    """2^x of a contiguous float32 tensor, by your function on tiles of rows × columns, or [columns]. Leave it as it is."""
     out = torch.empty_like(x)
     powers_kernel[(triton.cdiv(x.numel(), rows * columns),)](x, out, x.numel(), ROWS=rows, COLUMNS=columns)
     return out
