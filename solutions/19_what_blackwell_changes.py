@@ -853,7 +853,7 @@ def makespan(works: list[int], slots: int) -> int:
     works: how long each program runs, in the order of the list: ints, each at least 1 and at most 10⁹. There may be
         5,000 of them, and the list may be empty.
     slots: 1 … 1,000. All are free at time 0, and each runs one program at a time, from beginning to end.
-    Returns: the time at which the last of the programs ends, a Python int; 0 if there are none.
+    Returns: the time at which the last of the programs ends, exactly; 0 if there are none.
     """
     # BEGIN SOLUTION
     free = [0] * slots  # when each slot is free: a heap, its smallest number first
@@ -871,8 +871,8 @@ def heads_at_once(l2_bytes: int, tokens: int, head_dim: int, group: int) -> int:
         have 16 bits.
     group: 1 … 128. Query heads 0 … group - 1 share the first key head, the next `group` query heads the second one, and
         so on. What they share lies in the cache once.
-    Returns: the largest power of two n for which all keys and values of query heads 0 … n - 1 fit, a Python int. It is
-    1 if not even those of one key head fit.
+    Returns: the largest power of two n for which all keys and values of query heads 0 … n - 1 fit. It is 1 if not even
+    those of one key head fit.
     """
     # BEGIN SOLUTION
     heads = l2_bytes // (2 * tokens * head_dim * 2) * group
@@ -888,9 +888,9 @@ def tile_at(number: int, heads: int, tiles: int, section: int) -> tuple[int, int
     head to its last. Then comes the row before, in the same way, down to row 0. Then comes the next section.
 
     number: 0 … heads · tiles - 1.
-    heads, tiles, section: at least 1. A head has the rows 0 … tiles - 1. The section may be larger than heads. There
-        may be 2⁴⁰ tiles, so do not loop over tiles, rows, heads or sections.
-    Returns: (head, row), a tuple or list of two Python ints.
+    heads, tiles, section: at least 1. A head has the rows 0 … tiles - 1. The section may be larger than heads. All
+        heads together may have 2⁴⁰ tiles, and no more, so do not loop over tiles, rows, heads or sections.
+    Returns: (head, row), a tuple or list of two whole numbers.
     """
     # BEGIN SOLUTION
     first = number // (section * tiles) * section
