@@ -95,6 +95,7 @@ CONTRACTS = (
 PRODUCTS, POWERS = "2 * (2 * rows * keys * head_dim)", "rows * keys / exponentials"
 READ = "2 * (rows * head_dim + keys * head_dim + keys * head_dim)"
 RESULT, SHARE = "return products, powers, shared_memory", "max(0.0, min(enough, even))"
+LARGEST = "largest_share(least, busy, each, powers, even)"
 BUSY, EACH, LEAST = "rows * keys * others / 128", "rows * keys * instructions / 128", "max(products, shared_memory)"
 CYCLES = (
     *edits("The FLOPs are half of what they should be. There are two products, Q Kᵀ and P V, and a multiply-add is two "
@@ -133,6 +134,10 @@ CYCLES = (
         "keys * head_dim) / bytes_read", "keys * head_dim) // bytes_read"),
         rounded__to_nearest=(RESULT, "return round(products), round(powers), round(shared_memory)"),
         rounded__up=(RESULT, "return -(-products // 1), -(-powers // 1), -(-shared_memory // 1)")),
+    *edits("A rate of one chip stands in the formula as a number. Chips differ: take all three rates from `chip`.",
+        rate_of_one_chip=(POWERS, "rows * keys / 16"),
+        rate_of_one_chip__flops=("head_dim) / flops", "head_dim) / 8192"),
+        rate_of_one_chip__bytes=("keys * head_dim) / bytes_read", "keys * head_dim) / 128")),
     *edits("The three rates of chip are (FLOPs, exponentials, bytes), in this order.",
         order_of_the_chip=("flops, exponentials, bytes_read = chip", "flops, bytes_read, exponentials = chip")),
 )  # fmt: skip
@@ -156,7 +161,17 @@ SHARES = (
     *edits("The share is larger than it needs to be: both units were balanced, although the products or shared memory "
         "take longer than either. Take the smallest share that does not lengthen the tile's time.",
         balanced_alone=(SHARE, "max(0.0, even)"), balanced_alone__larger=(SHARE, "max(0.0, enough, even)"),
-        balanced_alone__largest=(SHARE, "largest_share(least, busy, each, powers, even)")),
+        balanced_alone__unless_0=(SHARE, "(max(0.0, even) if enough > 0 else 0.0)")),
+    *edits("The share is larger than it needs to be: the tile takes as long with a smaller one. Of all the shares with "
+        "the least time, return the smallest.",
+        largest_of_equals=(SHARE, LARGEST),
+        largest_of_equals__unless_0=(SHARE, f"({LARGEST} if {SHARE} > 0 else 0.0)")),
+    *edits("0 was returned where the multiply-add unit is busy longer than the products or shared memory. While the "
+        "exponentials take longest of all, moving some of them makes the tile faster.",
+        given_up_early=(SHARE, f"(0.0 if busy >= least else {SHARE})"),
+        given_up_early__products=(SHARE, f"(0.0 if busy >= products else {SHARE})")),
+    *edits("The share was limited to one half. The longest of the four times is its only limit.",
+        at_most_half=(SHARE, f"min(0.5, {SHARE})")),
     *edits("The times of products and shared memory were added. Units work at the same time, so the longest counts.",
         times_added=(LEAST, "products + shared_memory")),
     *edits("That is the share that stays with the exponential unit. Return the other part.",
@@ -164,6 +179,11 @@ SHARES = (
     *edits("The share is given in per cent. It goes from 0 to 1.", per_cent=("return share", "return 100 * share")),
     *edits("The multiply-add unit was taken to start 256 or 64 instructions a cycle. It starts 128, whatever they do.",
         instructions_a_cycle=("/ 128", "/ 256"), instructions_a_cycle__64=("/ 128", "/ 64")),
+    *edits("`others` was not counted for each of the rows · keys scores.",
+        others_of_the_tile=(BUSY, "(rows + keys) * others / 128"),
+        **{f"others_of_the_tile__{n}": (BUSY, f"{n} * others / 128") for n in ("1", "rows", "keys")}),
+    *edits("`instructions` or `others` was rounded to a whole number. Both may be fractions, such as 4.5.",
+        whole_instructions=(BUSY, "rows * keys * int(others) / 128", EACH, "rows * keys * int(instructions) / 128")),
     *edits("Only the instructions of one score were counted. There are rows · keys scores.",
         one_score=(BUSY, "others / 128", EACH, "instructions / 128")),
     *edits("The balance is wrong: the exponential unit has (1 - share) of the exponentials, and not all of them.",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Requirement, edits, model_of
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake, Requirement, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 
 
@@ -36,7 +36,7 @@ def answered(functions, x, rows, columns):
         "an exponential, a logarithm or a root": "exp exp2 log log2 sqrt precise_sqrt rsqrt sin cos erf",
         "a rounding to whole numbers": "floor ceil",
         "a conversion between floats and integers": "fp_to_si fp_to_ui si_to_fp ui_to_fp",
-        "a division or remainder": "fdiv precise_divf approx_divf frem",
+        "a division or remainder": "fdiv precise_divf approx_divf frem sdiv udiv srem urem",
     }.items():
         for name in (f"create_{operation}" for operation in operations.split()):
             if hasattr(builder, name):
@@ -113,7 +113,8 @@ VALUES = (
     Level(lambda draw, length: torch.where(draw.uniform(length) < 0.3, -math.inf, -40 * draw.uniform(length)),
         "as in attention, some -inf"),
 )  # fmt: skip
-TILES = [Level(tile, "tiles of {} × {}".format(*tile)) for tile in ((1, 256), (16, 32), (128, 1), (64, 8))]
+TILES = [Level(tile, "tiles of {} × {}".format(*tile)) for tile in ((16, 32), (128, 1), (64, 8))]
+TILES.append(Level((1, 256), "tiles of one dimension"))
 
 
 def power_cases(draw):
@@ -140,32 +141,31 @@ SUM = f"({POWER_BITS} + {SHIFTED}).view(torch.float32)"
 C1, C2, C3 = "0.6951167583465576", "0.22764499485492706", "0.07706703990697861"
 
 
-def magic(added="clamped - 0.5 + 12582912.0", shifted="(bits << 23)"):
+def magic(added="clamped - 0.5 + 12582912.0"):
     """The other way to ⌊x⌋: a number so large that no digit after the point is left."""
-    return ADDED, added, BITS, "added.view(torch.int32)", WHOLE, "(added - 12582912.0)", SHIFTED, shifted
-
-
-def by_integer(whole):
-    """With a conversion to an integer, which runs on the exponential unit."""
-    return ADDED, f"torch.{whole}(clamped)", BITS, "added.to(torch.int32)", WHOLE, "added", SHIFTED, "(bits << 23)"
+    return ADDED, added, BITS, "added.view(torch.int32)", WHOLE, "(added - 12582912.0)", SHIFTED, "(bits << 23)"
 
 
 CHANGES = (
     *edits("", magic=magic()),
-    *edits("x was not bounded below. For -inf there is -inf - (-inf), which is NaN, and an exponent below -127 runs "
-        "into the sign. Take the larger one of x and -127 first.",
+    *edits("x was not bounded below, or not everywhere. -inf then gives NaN or infinity, and an exponent below -127 "
+        "runs into the sign. Take the larger one of x and -127 first.",
         no_clamp=(CLAMP, "x + 0.0"), no_clamp__in_the_fraction=("fraction = clamped", "fraction = x"),
-        no_clamp__in_the_sum=("added = clamped +", "added = x +"),
-        no_clamp__floor=(CLAMP, "x + 0.0", *by_integer("floor"))),
-    *edits("A conversion to an integer cuts towards 0, so the fraction of a negative x is negative. Round down, and do "
-        "so by an addition: conversions run on the exponential unit.", truncated=by_integer("trunc")),
+        no_clamp__in_the_sum=("added = clamped +", "added = x +")),
+    *edits("x was rounded towards 0, as a conversion to an integer does it, so the fraction of a negative x is "
+        "negative. Round down, and do so by an addition: conversions run on the exponential unit.",
+        truncated=(ADDED, "torch.trunc(clamped)", BITS, "added.to(torch.int32)", WHOLE, "added",
+        SHIFTED, "(bits << 23)"),
+        truncated__size=(ADDED, "clamped.abs() + 1536.0", WHOLE, f"(clamped.sign() * {WHOLE})",
+        SHIFTED, "(torch.where(clamped < 0, 0x44C00000 - bits, bits) << 10)")),
     *edits("x was bounded below by a number less than -127, such as -128. Then the exponent in the bits becomes "
         "negative and runs into the sign. -127 is the last for which it is 0.",
         **{f"clamp_too_low__{bound}": (CLAMP, CLAMP.replace("127", str(bound))) for bound in (128, 149, 150)}),
     *edits("x was bounded below by -126 or more, so -inf does not give 0. A masked key would get a weight. Use -127.",
         **{f"clamp_too_high__{bound}": (CLAMP, CLAMP.replace("127", str(bound))) for bound in (126, 125, 120, 100)}),
-    *edits("Positive numbers were cut to 0, or the smaller of x and -127 was taken.",
-        upper_bound=(CLAMP, "torch.clamp(x, -127.0, 0.0)"), upper_bound__minimum=(CLAMP, "torch.clamp(x, max=-127.0)")),
+    *edits("x was bounded above, or the smaller of x and -127 was taken. x may be up to 127: bound it below alone.",
+        upper_bound__minimum=(CLAMP, "torch.clamp(x, max=-127.0)"),
+        **{f"upper_bound__{top}": (CLAMP, f"torch.clamp(x, -127.0, {top})") for top in (0, 1, 88, 125, 126)}),
     *edits("x was rounded to the nearest whole number, so the fraction lies between -1/2 and 1/2. The coefficients are "
         "made for 0 to 1: round down.",
         nearest=magic("clamped + 12582912.0"), nearest__half=(ADDED, "clamped + 1536.5")),
@@ -175,9 +175,6 @@ CHANGES = (
     *edits("The fraction is lost: the result is 2^⌊x⌋. It is x - ⌊x⌋, and ⌊x⌋ has no digits after the point.",
         fraction_lost=(WHOLE, "(added - 1536.0)"),
         fraction_lost__power=("result = (power.view", "result = (torch.ones_like(x).view")),
-    *edits("The sum of x and 1536 was shifted with its digits after the point, which then add the fraction to the "
-        "mantissa. Shift the number whose last 13 bits are cleared.",
-        shifted_with_digits=(SHIFTED, "(added.view(torch.int32) << 10)")),
     *edits("Another number of bits was cleared. A float32 from 1024 to 2048 has 23 - 10 = 13 digits after the point.",
         **{f"wrong_mask__{mask}": (" & -8192", f" & {mask}") for mask in (-1024, -2048, -4096, -16384, 8191)}),
     *edits("The number that is added is too small for negative x: below 1024 there are 14 digits after the point. With "
@@ -185,14 +182,11 @@ CHANGES = (
         wrong_point=(ADDED, "clamped + 1024.0", WHOLE, WHOLE.replace("1536", "1024"))),
     *edits("⌊x⌋ was shifted to the wrong place. Its last digit belongs to bit 23, where the exponent begins. With 1536 "
         "added it stands in bit 13.",
-        **{f"wrong_shift__{n}": (SHIFTED, f"(bits << {n})") for n in (9, 11, 12, 13)},
-        wrong_shift__22=magic(shifted="(bits << 22)"), wrong_shift__24=magic(shifted="(bits << 24)")),
-    *edits("The bits were combined by | or ^. The exponent of the power is 127 already, so ⌊x⌋ must be added to it.",
-        or_for_plus=(SUM, SUM.replace("+", "|")), or_for_plus__exclusive=(SUM, SUM.replace("+", "^"))),
-    *edits("127 was added to the exponent twice. The bits of the power hold it already.",
-        bias_twice=(SHIFTED, "(bits << 10) + (127 << 23)")),
-    *edits("2^⌊x⌋ was made of the bits of ⌊x⌋ alone. As a float's exponent it needs 127 more, if you multiply by it.",
-        bias_missing=(SUM, "power * (bits << 10).view(torch.float32)")),
+        **{f"wrong_shift__{n}": (SHIFTED, f"(bits << {n})") for n in (9, 11, 12, 13)}),
+    *edits("A float's exponent is 127 more than what it stands for, and the bits of the power hold these 127 already. "
+        "Add ⌊x⌋ to them, or multiply by a number whose exponent is ⌊x⌋ + 127.",
+        bias__twice=(SHIFTED, "(bits << 10) + (127 << 23)"),
+        bias__missing=(SUM, "power * (bits << 10).view(torch.float32)")),
     *edits("2^⌊x⌋ is missing: ⌊x⌋ was not added to the exponent, or it was shifted out at the top.",
         exponent_missing=(SUM, "power"), exponent_missing__shifted_out=(SHIFTED, "(bits << 23)")),
     *edits("The value was converted where the same bits should be read as another type: `bitcast=True` is missing.",
@@ -201,19 +195,19 @@ CHANGES = (
         not_a_bitcast__result=(SUM, f"{SUM[:-20]}.to(torch.float32)"),
         not_a_bitcast__both=(SUM, f"(power.to(torch.int32) + {SHIFTED}).to(torch.float32)"),
         not_a_bitcast__added=(SUM, f"power + {SHIFTED}")),
-    *edits("The coefficients are in the wrong order. By Horner: ((C3 · f + C2) · f + C1) · f + 1.",
+    *edits("The coefficients are in the wrong order, or one stands twice: ((C3 · f + C2) · f + C1) · f + 1.",
         coefficients_reversed=(C1, C3, C3, C1), coefficients_reversed__c1_c2=(C1, C2, C2, C1),
+        coefficients_reversed__c2_twice=(C1, C2), coefficients_reversed__c1_twice=(C2, C1),
         coefficients_reversed__with_1=(C3, "1.0", C2, C1, C1, C2, "fraction + 1.0", f"fraction + {C3}")),
     *edits("A step of the polynomial is missing: ((C3 · f + C2) · f + C1) · f + 1.",
         step_missing=(START, C3), step_missing__c3=(f"{START} + {C2}", C2), step_missing__1=(LAST, "power * fraction"),
         step_missing__last=(LAST, "power + 1.0"), step_missing__middle=(f"power * fraction + {C1}", f"power + {C1}")),
     *edits("These are Taylor's coefficients. Their error at 1 is 64 times as large: use C1, C2 and C3.",
         taylor=(C1, "math.log(2)", C2, "math.log(2) ** 2 / 2", C3, "math.log(2) ** 3 / 6")),
-    *edits("The polynomial took another number than the fraction: x - ⌊x⌋, from 0 to 1. From ⌊x⌋ + 1536 subtract 1536.",
+    *edits("The polynomial took another number than the fraction, which is from 0 to 1: x - ((⌊x⌋ + 1536) - 1536).",
         wrong_fraction__negated=("clamped - (bits", "-clamped + (bits"), wrong_fraction__x=(f"clamped - {WHOLE}",
-        "clamped"), wrong_fraction__with_1536=(WHOLE, "bits.view(torch.float32)")),
-    *edits("x was multiplied by log2(e): that is e^x, and 2^x is asked for.",
-        natural=(CLAMP, CLAMP.replace("x,", "x * 1.4426950408889634,"))),
+        "clamped"), wrong_fraction__with_1536=(WHOLE, "bits.view(torch.float32)"),
+        wrong_fraction__brackets=(WHOLE, WHOLE.replace("-", "+"))),
 )  # fmt: skip
 
 
@@ -227,8 +221,8 @@ class OffTheUnit(Requirement):
         if not seen.noted:
             return None
         return (
-            f"The numbers are right, but each takes {' and '.join(sorted(seen.noted))}, on the exponential unit. Use "
-            "additions, multiplications, comparisons, shifts and bitcasts, `.to(tl.int32, bitcast=True)`, alone."
+            f"Each number takes {' and '.join(sorted(seen.noted))}. The exponential unit does that, or a part of it. "
+            "Use additions, multiplications, comparisons, shifts and bitcasts, `.to(tl.int32, bitcast=True)`, alone."
         )
 
 
@@ -236,6 +230,12 @@ EXERCISE = Exercise(
     id="19.2", title="2^x from multiply-adds", entries=("powers",), cases=power_cases, needs=TRITON,
     oracle=truth, plain=(of_largest_error,), contracts=(CONTRACT,),
     models=(model_of(by_polynomial, CHANGES, (power_of,), draws=0),),
+    mistakes=(
+        Mistake("no_clamp_and_exponential_unit", "Two things are wrong. First: x was not bounded below, so -inf gives "
+            "NaN: take the larger one of x and -127. Second: floor and conversions to integers run on the exponential "
+            "unit. Round down by an addition.", first=True, every=True,
+            when=lambda case, seen, got: seen.noted and bool(got["below -126, times 2^126"].isnan().any())),
+    ),
     requirements=(LaunchesTriton(), Forbids(("exp2", "special_exp2", "exp", "pow", "ldexp")), OffTheUnit()),
     hints=(
         "Begin with x = tl.maximum(x, -127.0). At -127 the bits of the exponent become 0, and so does the result.",

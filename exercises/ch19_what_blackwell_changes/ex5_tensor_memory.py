@@ -86,7 +86,10 @@ def memory_cases(draw):
         "2 tiles, 128 keys, values of 64": (2, 128, 64),
         "2 tiles, 128 keys, values of 256: too much": (2, 128, 256),
         "3 tiles, 128 keys, values of 43: one column too many": (3, 128, 43),
+        "3 tiles, 128 keys, values of 40": (3, 128, 40),
         "4 tiles, 64 keys, values of 64: all 512": (4, 64, 64),
+        "1 tile, 384 keys, values of 128: all 512": (1, 384, 128),
+        "1 tile, 2 keys, values of 510: all 512": (1, 2, 510),
     }
     many, mixed = draw.integer(14, 26), [[some(), some()] for _ in range(draw.choice((5, 7, 9)))]
     return [
@@ -126,22 +129,37 @@ PLAN_CHANGES = (
     *edits("", p_in_the_right_half=(IN_S, "first + scores - weights, weights")),
     *edits("P was given columns that no S has, and then the plan does not fit. The softmax has read all of S when it "
         "writes P, so P may lie in the columns of its own S: a tile needs keys + value_dim columns.",
-        p_beside_s=(NEEDED, "tiles * (scores + weights + output)"),
-        p_beside_s__as_wide_as_s=(SIZES, "keys, keys, value_dim", NEEDED, "tiles * (scores + weights + output)")),
-    *edits("P has as many columns as S. Its numbers have 16 bits, so two of them share a column's 4 bytes: keys / 2 "
-        "columns.",
-        p_in_32_bits=(SIZES, "keys, keys, value_dim"),
-        p_in_32_bits__in_the_right_half=(IN_S, "first + keys // 2, keys")),
+        p_beside_s=(NEEDED, "tiles * (scores + weights + output)")),
+    *edits("P does not have keys / 2 columns. Its numbers have 16 bits, so two of them share a column's 4 bytes.",
+        p_in_32_bits=(SIZES, "keys, keys, value_dim"), p_in_32_bits__right=(IN_S, "first + keys // 2, keys"),
+        p_in_8_bits=(IN_S, "first, keys // 4"), p_in_8_bits__up=(IN_S, "first, max(1, keys // 4)")),
     *edits("S or O was counted in 16 bits. Both are float32, one number a column.",
         s_in_16_bits=(SIZES, "keys // 2, keys // 2, value_dim"),
-        output_in_16_bits=(SIZES, "keys, keys // 2, value_dim // 2")),
-    *edits("A row of S has a column for each key, a row of O one for each element of a value. You took one for the "
-        "other.",
-        exchanged=(SIZES, "value_dim, keys // 2, keys"), output_as_wide_as_s=(SIZES, "keys, keys // 2, keys")),
-    *edits("Bytes were counted. A column has 4 bytes in each lane, one float32.",
-        bytes_counted=(SIZES, "4 * keys, 2 * keys, 4 * value_dim"),
-        bytes_counted__limit=(SIZES, "4 * keys, 2 * keys, 4 * value_dim", "512", "2048")),
+        output_in_16_bits=(SIZES, "keys, keys // 2, value_dim // 2"),
+        output_in_16_bits__alone=(BEHIND_S, "first + scores, value_dim // 2"),
+        output_in_16_bits__up=(BEHIND_S, "first + scores, (value_dim + 1) // 2")),
     *edits("A plan that fills all 512 columns was refused. It fits.", full_refused=("> 512", ">= 512")),
+)  # fmt: skip
+
+NO_WEIGHTS, NOT_CORRECTED, TOO_EARLY, IDLE = (
+    "An output product starts before the softmax has written its weights. Wait for those of its tile and block.",
+    "An output product starts before the correction has rescaled O for its block. From block 1 on, wait for "
+    '("wait", "corrected", tile, block) before each output.',
+    "Scores are started before the output product of the block before. P lies in the columns of S, so they overwrite "
+    "what is still needed. Start them behind the output product: the tensor cores keep the order.",
+    "Nothing is overwritten, but the tensor cores have nothing to do for too long. Start a tile's next scores right "
+    "behind its output, before you wait for the weights of the other tile.",
+)  # fmt: skip
+WEIGHTS, CORRECTED = 'yield ("wait", "weights", tile, block)', 'yield ("wait", "corrected", tile, block)'
+OUTPUT, NEXT = 'yield ("output", tile, block)', 'yield ("scores", tile, block + 1)'
+EARLIER = f"if block + 1 < blocks:\n    {NEXT}\n"
+WARP_CHANGES = (
+    *edits(NO_WEIGHTS, weights_not_waited_for=(WEIGHTS, "pass")),
+    *edits(TOO_EARLY, scores_too_early=(NEXT, "pass", WEIGHTS, EARLIER + WEIGHTS),
+        scores_too_early__behind_the_waits=(NEXT, "pass", OUTPUT, EARLIER + OUTPUT)),
+    *edits(NOT_CORRECTED, corrected_not_waited_for=(CORRECTED, "pass")),
+    *edits(IDLE, tensor_cores_idle=('yield ("scores", tile, 0)', "pass", NEXT, "pass",
+        WEIGHTS, f'yield ("scores", tile, block)\n{WEIGHTS}')),
 )  # fmt: skip
 
 
@@ -180,19 +198,13 @@ def early(args, got):
     return "softmax" in told and "scores" in told and (blocks[0] > blocks[1]) == told.startswith("scores")
 
 
-def unstarted(args, got):
-    waited = re.match(r"deadlock.*'weights', (\d), (\d+)", got["ending"])
-    return waited and f"S{waited[2]}" not in got["products"][f"tile {waited[1]}"].split()
-
-
-def ran(got):
-    return [products.split() for products in got["products"].values()]
-
-
 EXERCISE = Exercise(
     id="19.5", title="The plan of the tensor memory", entries=("plan", "product_warp"), cases=memory_cases,
     oracle={"plan": planned, "product_warp": played}, contracts=CONTRACTS,
-    models=(model_of(planned, PLAN_CHANGES, (plan,), entry="plan"),),
+    models=(
+        model_of(planned, PLAN_CHANGES, (plan,), entry="plan"),
+        model_of(played, WARP_CHANGES, (product_warp,), entry="product_warp"),
+    ),
     mistakes=(
         Mistake("not_whole_numbers", "A region is a pair of whole numbers, (first column, columns). `/` gives a float: "
             "use //.", first=True,
@@ -208,35 +220,23 @@ EXERCISE = Exercise(
         Mistake("refused", "You return None where a plan fits. A tile needs keys columns for S and value_dim for O. P "
             "needs none of its own, because it may lie in its S.",
             when=reported(lambda args, got: got["plan"] == "None")),
-        Mistake("started_twice", "A product is started twice. Each tile needs the scores and the output product of "
-            "every block once.",
-            when=reported(lambda args, got: any(len(set(one)) < len(one) for one in ran(got)))),
-        Mistake("scores_not_started", "The warp waits for weights whose scores it has not started, so it waits "
-            "forever. First start the scores of block 0 of both tiles. Start a block's scores behind the output of the "
-            "block before.", when=reported(unstarted)),
+        Mistake("product_not_once", "A product is missing or started twice. Each tile needs the scores and the "
+            "output of every block once, so after the last scores both tiles still need an output.",
+            when=reported(lambda args, got: got["ending"] == "finished"
+                and got["products"] != played(*args)["products"]
+                or any(len({*one.split()}) < len(one.split()) for one in got["products"].values()))),
+        Mistake("waits_forever", "The warp waits for something that never comes. Weights come only if the scores of "
+            "their block were started. A correction begins when the scores of its block were read and the output of "
+            "the block before has ended.", when=reported(lambda args, got: "deadlock" in got["ending"])),
         Mistake("names_what_does_not_exist", "A step names a tile or a block that does not exist. There are tiles 0 "
             "and 1, and blocks 0 to blocks - 1. The last block has no next one.",
             when=reported(lambda args, got: "impossible" in got["ending"])),
-        Mistake("weights_not_waited_for", "An output product starts before the softmax has written its weights. Wait "
-            "for the weights of the same tile and block before it.", when=reported(weights_missing)),
-        Mistake("scores_too_early", "Scores are started before the output product of the block before. P lies in the "
-            "columns of S, so they overwrite weights or scores that are still needed. Start them behind the output "
-            "product: the tensor cores keep the order.", when=reported(early)),
-        Mistake("corrected_not_waited_for", "An output product starts before the correction has rescaled O for its "
-            'block. From block 1 on, wait for ("wait", "corrected", tile, block) before each output.',
+        Mistake("weights_not_waited_for", NO_WEIGHTS, when=reported(weights_missing)),
+        Mistake("scores_too_early", TOO_EARLY, when=reported(early)),
+        Mistake("corrected_not_waited_for", NOT_CORRECTED,
             when=reported(lambda args, got: "not rescaled" in got["ending"]
                 or "output" in got["ending"] and "correction" in got["ending"])),
-        Mistake("waits_forever", "The warp waits for something that never comes. The softmax takes the blocks in "
-            "ascending order. A correction begins when the scores of its block were read and the output product of the "
-            "block before has ended.", when=reported(lambda args, got: "deadlock" in got["ending"])),
-        Mistake("product_missing", "A product is missing. Each tile needs the scores and the output of every block; "
-            "after the last scores both tiles still need an output.",
-            when=reported(lambda args, got: got["ending"] == "finished"
-                and got["products"] != played(*args)["products"])),
-        Mistake("tensor_cores_idle", "The outputs are right, but the tensor cores have nothing to do for too long. "
-            "While you wait for the weights of one tile, products of the other should be under way. Start a tile's "
-            "next scores right behind its output, before you wait for the other tile.",
-            when=reported(lambda args, got: got["time"] == "too long"), every=True),
+        Mistake("tensor_cores_idle", IDLE, when=reported(lambda args, got: got["time"] == "too long"), every=True),
     ),
     hints=(
         "Which of S, P and O of one tile must exist at the same time? When the softmax writes P, who still needs S?",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from course_lib.checker import Case, Exercise, Mistake, model_of
 from course_lib.checker.specification.contract import Contract, Level
-from exercises.ch19_what_blackwell_changes.order_slips import HEADS, ORDER, TIME, ends_at, heads_in, tile_of
+from exercises.ch19_what_blackwell_changes.order_slips import HEADS, ORDER, TIME, ends_at, heads_in, in_float32, tile_of
 
 
 def placed(functions, numbers, heads, tiles, section):
@@ -68,7 +68,8 @@ def level_cases(draw):
         "50 MiB, 8,192 tokens of 128, 8 query heads for a key head": (50 << 20, 8192, 128, 8),
         "8 key heads fill the cache": (8 * 4 * 1000 * 64, 1000, 64, 1),
         "a byte less than 8 key heads": (8 * 4 * 1000 * 64 - 1, 1000, 64, 1),
-        "5 key heads, groups of 3": (5 * 4 * 500 * 32, 500, 32, 3),
+        "3 key heads fill the cache, groups of 3": (3 * 4 * 500 * 32, 500, 32, 3),
+        "a byte less than 2³⁰ key heads": (2**32 - 1, 1, 1, 1),
         "not one key head, groups of 8": (4 * 500 * 32 - 1, 500, 32, 8),
     }
     places = {
@@ -111,7 +112,7 @@ EXERCISE = Exercise(
     id="19.6", title="The longest first", entries=("makespan", "heads_at_once", "tile_at"), cases=level_cases,
     oracle={"makespan": ends_at, "heads_at_once": heads_in, "tile_at": ordered}, contracts=CONTRACTS,
     models=(
-        model_of(ends_at, TIME, entry="makespan"), model_of(heads_in, HEADS, entry="heads_at_once"),
+        model_of(ends_at, TIME, uses=(in_float32,), entry="makespan"), model_of(heads_in, HEADS, entry="heads_at_once"),
         model_of(ordered, ORDER, (tile_of,), entry="tile_at"),
     ),
     mistakes=(

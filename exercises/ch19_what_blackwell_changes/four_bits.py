@@ -14,11 +14,14 @@ def restored(functions, name, bits):
     rounding, and what lies halfway must stay there. It is sent to the worker by its source alone."""
     result = functions[name](bits.view(torch.float32))
     codes, *scales = result if isinstance(result, (tuple, list)) else (result,)
+    for given, kind in zip((codes, *scales[:-1]), (torch.uint8, torch.float8_e4m3fn)):
+        if given.dtype != kind:
+            raise TypeError(f"{name} returned {given.dtype} where it must return {kind}")
     sizes = torch.tensor((0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
     halves = torch.stack((codes.long() % 16, codes.long() // 16 % 16), dim=-1).flatten(-2)
-    told = {"codes": sizes[halves % 8] * (1 - halves // 8 * 2), "dtype of codes": str(codes.dtype)}
+    told = {"codes": sizes[halves % 8] * (1 - halves // 8 * 2)}
     if len(scales) == 2:
-        return {**told, "scales": scales[0].float(), "dtype of scales": str(scales[0].dtype), "row_scales": scales[1]}
+        return {**told, "scales": scales[0].float(), "row_scales": scales[1]}
     return {**told, "exponents": scales[0]} if scales else told
 
 
@@ -28,7 +31,7 @@ def coded(numbers):
     code = code + 8 * (numbers < 0)
     low, high = code[:, 0::2], code[:, 1::2]
     byte = low + 16 * high
-    return {"codes": NUMBERS[torch.stack((byte % 16, byte // 16), -1).flatten(-2)], "dtype of codes": "torch.uint8"}
+    return {"codes": NUMBERS[torch.stack((byte % 16, byte // 16), -1).flatten(-2)]}
 
 
 def in_codes(name, bits):
@@ -38,7 +41,8 @@ def in_codes(name, bits):
 def in_mxfp4(name, bits):
     blocks = bits.view(torch.float32).unflatten(-1, (-1, 32))
     largest = blocks.abs().amax(-1)
-    exponent = torch.log2(largest / 6).ceil().clamp(min=-127)
+    quotient = largest.double() / 6  # float32 would round the logarithm
+    exponent = torch.log2(quotient).ceil().clamp(min=-127).float()
     numbers = blocks / torch.exp2(exponent)[..., None]
     return {**coded(numbers.flatten(-2)), "exponents": (exponent + 127).to(torch.uint8)}
 
@@ -51,8 +55,7 @@ def in_nvfp4(name, bits):
     exact = (largest / 6 / row[:, None]).clamp(min=1 / 64)
     scale = exact.to(torch.float8_e4m3fn).float()
     numbers = blocks / (scale * row[:, None])[..., None]
-    codes = coded(numbers.flatten(-2))
-    return {**codes, "scales": scale, "dtype of scales": "torch.float8_e4m3fn", "row_scales": row}
+    return {**coded(numbers.flatten(-2)), "scales": scale, "row_scales": row}
 
 
 def to_code(draw, *, rows, columns, numbers):
@@ -78,11 +81,7 @@ def drawn(draw, rows, columns, numbers, size):
 
 
 def to_mx(draw, **choices):
-    """No block's largest number lies so near to 6 · 2^e that a rounding decides."""
-    blocks = drawn(draw, **choices).unflatten(-1, (-1, 32))
-    mantissa = torch.frexp(blocks.abs().amax(-1) / 6).mantissa
-    near = (mantissa > 0.5) & (mantissa < 0.5001) | (mantissa > 0.9999)
-    return "to_mxfp4", torch.where(near[..., None], 1.01 * blocks, blocks).flatten(-2).view(torch.int32)
+    return "to_mxfp4", drawn(draw, **choices).view(torch.int32)
 
 
 def to_nv(draw, **choices):

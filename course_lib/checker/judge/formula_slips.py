@@ -72,14 +72,14 @@ def formula_model(
         if function is None:
             return NotImplemented
         try:
-            result = function(*(_Word(value) if made and type(value) is str else value for value in args))
+            result = function(*(_changed_kind(value, _guarded) if made else value for value in args))
             for name in made & {*results}:
                 result = results[name][1](result, args)
         except Exception:  # a changed formula may divide by zero, or look for what is not there
             if not made:
                 raise
             return NotImplemented
-        return str(result) if isinstance(result, _Word) else result
+        return _changed_kind(result, _usual)
 
     automatic = [change.slip for _, change in changes.values()] + [slip for slip, _ in results.values()]
     in_pairs = sum(not slip.alone for slip in automatic) <= MOST_FOR_PAIRS
@@ -96,18 +96,39 @@ def formula_model(
     )
 
 
-class _Word(str):
-    """An argument that is text, for changed formulas, in which it may stand where a number belongs.
+class _NoNumber:
+    """An argument that is repeated where a changed formula lets it stand for a number, which raises here instead.
 
-    Times a context and a head dimension a name of four letters would take gigabytes.
+    Times a context and a head dimension, a name of four letters or a tuple of three rates would take gigabytes.
     """
 
     __slots__ = ()
 
     def __mul__(self, _):
-        raise TypeError("a text is no number")
+        raise TypeError("neither a text nor a sequence is a number")
 
     __rmul__ = __mul__
+
+
+class _Word(_NoNumber, str):
+    __slots__ = ()
+
+
+class _Row(_NoNumber, tuple):
+    __slots__ = ()
+
+
+class _List(_NoNumber, list):
+    __slots__ = ()
+
+
+_guarded: dict[type, type] = {str: _Word, tuple: _Row, list: _List}
+_usual: dict[type, type] = {guarded: usual for usual, guarded in _guarded.items()}
+
+
+def _changed_kind(value: Any, kinds: dict[type, type]) -> Any:
+    """A value as the kind that stands for its own, if one does."""
+    return kinds[type(value)](value) if type(value) in kinds else value
 
 
 def _short_range(*limits: int) -> range:

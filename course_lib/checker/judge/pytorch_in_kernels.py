@@ -50,8 +50,9 @@ def advice(error: RaisedError, source: str) -> tuple[str, str] | None:
         return None  # the compiler's own words are better than Python's
     if kernel is None or not _SAID.search(error.text):
         return None
-    parameters, nodes = kernel[1], list(_nodes_of_line(source, error.line or 0))
-    for habit in _HABITS:
+    (name, parameters), nodes = kernel, list(_nodes_of_line(source, error.line or 0))
+    launched = re.search(rf"\b{name}\s*\[", source) is not None  # what a helper is given may be a tile
+    for habit in _HABITS if launched else _HABITS[1:]:
         for node in nodes:
             words = habit(node, parameters, error.text)
             if words is not None:
@@ -122,7 +123,7 @@ def _method(node: ast.AST, parameters: list[str], text: str) -> str | None:
     return _METHOD.format(name=missing[1]) if missing is not None and is_it else None
 
 
-# The first that knows a node of the line speaks.
+# The first that knows a node of the line speaks. What has no sizes is told of kernels that are launched alone.
 _HABITS: tuple[Callable[[ast.AST, list[str], str], str | None], ...] = (
     _size,
     _element_of_an_argument,

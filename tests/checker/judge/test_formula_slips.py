@@ -1,6 +1,7 @@
 """A formula's own small changes explain a wrong one, and nothing else does."""
 
 import math
+import tracemalloc
 
 import pytest
 
@@ -163,3 +164,22 @@ def test_a_text_that_stands_for_a_number_is_not_repeated():
         result = model.compute(frozenset({slip.id}), "keep", 10**9, 10**9)
         assert result is NotImplemented or isinstance(result, (int, float)), slip
     assert model.right("fuse", 3, 4) == 24
+
+
+def cycles_of(tokens, head_dim, chip):
+    """The cycles of a chip that is given by its two rates."""
+    flops, bytes_read = chip
+    return 2 * tokens * head_dim / flops + tokens / bytes_read
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_a_sequence_that_stands_for_a_number_is_not_repeated(kind):
+    """Of 19.1, where the rates of a chip, times keys and a head dimension, took all the memory there was."""
+    model = formula_model(cycles_of)
+    tracemalloc.start()
+    for slip in model.slips:
+        model.compute(frozenset([slip.id]), 10**6, 10**6, kind((8, 4)))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 8 << 20
+    assert model.compute(frozenset(), 4, 2, kind((8, 4))) == 3

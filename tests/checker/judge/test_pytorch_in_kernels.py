@@ -63,6 +63,13 @@ def test_an_error_of_another_kind_on_such_a_line_is_told_as_itself(text):
     assert "PyTorch's" not in error_message(RaisedError("ValueError", text, line=6), cell).message
 
 
+def test_a_size_of_what_a_helper_is_given_is_told_as_itself():
+    """Of 19.2, where a function took its tile for one of two dimensions, and was told that it is an address."""
+    helper = "@triton.jit\ndef flat(x):\n    return tl.reshape(x, [x.shape[0] * x.shape[1]])\n\n\n"
+    error = RaisedError("IndexError", "tuple index out of range", line=3)
+    assert "address" not in error_message(error, helper + ADD_CELL).message
+
+
 def test_the_same_line_in_a_launcher_is_pythons_matter():
     cell = ADD_CELL.replace("    return out", "    return out[0][0][0]")
     verdict = judge(SMALL, cell)

@@ -51,7 +51,15 @@ WRONG = {
     "shared_memory_forgotten": wrong(("max(products, shared_memory)", "products")),
     "products_forgotten": wrong(("max(products, shared_memory)", "shared_memory")),
     "balanced_alone": wrong((SHARE, "max(0.0, both_equally_long)")),
-    "balanced_alone__largest": wrong((f"return {SHARE}", "least = max(products, shared_memory, exponentials * "
+    "balanced_alone__unless_0": wrong(
+        (SHARE, "0 if max(products, shared_memory, busy) >= exponentials else both_equally_long")
+    ),
+    "given_up_early": wrong((SHARE, f"0 if busy >= max(products, shared_memory) else {SHARE}")),
+    "largest_of_equals__by_thirds": by_trying([
+        "low, high = 0.0, 1.0", "for _ in range(200):", "    third = (high - low) / 3",
+        "    if time(low + third) < time(high - third):", "        high -= third", "    else:", "        low += third",
+        "return low if low > 1e-12 else 0.0"]),
+    "largest_of_equals": wrong((f"return {SHARE}", "least = max(products, shared_memory, exponentials * "
         "(1 - max(0.0, both_equally_long)))\n    return min(1.0, max(0.0, (least - busy) / each))")),
     "share_that_stays": wrong((f"return {SHARE}", f"return 1 - {SHARE}")),
     "per_cent": wrong((f"return {SHARE}", f"return 100 * {SHARE}")),

@@ -38,19 +38,15 @@ def warp(body):
 WRONG = {
     "p_beside_s": wrong((EACH, "each = keys + keys // 2 + value_dim"), (IN_S, "first + keys, keys // 2"),
                         (BEHIND_S, "first + keys + keys // 2, value_dim")),
-    "p_beside_s__as_wide_as_s": wrong((EACH, "each = 2 * keys + value_dim"), (IN_S, "first + keys, keys"),
-                                      (BEHIND_S, "first + 2 * keys, value_dim")),
     "p_in_32_bits": wrong((IN_S, "first, keys")),
     "p_in_32_bits__in_the_right_half": wrong((IN_S, "first + keys // 2, keys")),
     "s_in_16_bits": wrong((EACH, "each = keys // 2 + value_dim"), ("first, keys\n", "first, keys // 2\n"),
                           (IN_S, "first, keys // 2"), (BEHIND_S, "first + keys // 2, value_dim")),
     "output_in_16_bits": wrong((EACH, "each = keys + value_dim // 2"), (BEHIND_S, "first + keys, value_dim // 2")),
-    "exchanged": wrong(("first, keys\n", "first, value_dim\n"), (IN_S, "first, keys // 2"),
-                       (BEHIND_S, "first + value_dim, keys")),
-    "output_as_wide_as_s": wrong((EACH, "each = 2 * keys"), (BEHIND_S, "first + keys, keys")),
-    "bytes_counted": wrong((EACH, "keys, value_dim = 4 * keys, 4 * value_dim\n    each = keys + value_dim")),
-    "bytes_counted__limit": wrong((EACH, "keys, value_dim = 4 * keys, 4 * value_dim\n    each = keys + value_dim"),
-                                  ("> 512", "> 2048")),
+    "p_in_8_bits": wrong((IN_S, "first, keys // 4")),
+    "output_in_16_bits__and_tensor_cores_idle": wrong((BEHIND_S, "first + keys, value_dim // 2"), (FIRST, ""),
+        (NEXT, ""), (WEIGHTS, f'            yield "scores", tile, block\n{WEIGHTS}')),
+    "refused__in_powers_of_two": wrong((EACH, "each = max(32, 1 << (keys + value_dim - 1).bit_length())")),
     "full_refused": wrong(("> 512", ">= 512")),
     "end_for_columns": wrong(("first, keys\n", "first, first + keys\n"), (IN_S, "first + keys // 2, first + keys"),
                              (BEHIND_S, "first + keys, first + each")),
@@ -62,7 +58,7 @@ WRONG = {
                  "tiles * keys + (t + 1) * value_dim") + changed("19.5").partition("\n\n\n")[2],
     "end_for_columns__the_last_column": wrong(("first, keys\n", "first, first + keys - 1\n"),
         (IN_S, "first, first + keys // 2 - 1"), (BEHIND_S, "first + keys, first + each - 1")),
-    "refused__beyond_128": wrong(("> 512", "> 512 or keys > 128 or value_dim > 128")),
+    "refused__beyond_256": wrong(("> 512", "> 512 or keys > 256 or value_dim > 256")),
     "not_whole_numbers": wrong((IN_S, "first + keys / 2, keys / 2")),
     "columns_shared": wrong(("first = tile * each", "first = 0")),
     "columns_shared__p_in_the_other_s": wrong((IN_S, "(tile + 1) % tiles * each, keys // 2")),
@@ -95,11 +91,11 @@ WRONG = {
                                                  NEXT + WEIGHTS + CORRECTED + OUTPUT)),
     "scores_too_early__all_first": wrong((FIRST, '    for tile in (0, 1):\n        for block in range(blocks):\n'
                                           '            yield "scores", tile, block\n'), (NEXT, "")),
-    "scores_not_started": wrong((FIRST, "")),
-    "scores_not_started__this_block": wrong((FIRST, ""), (NEXT, '            yield "scores", tile, block\n')),
-    "scores_not_started__of_tile_1": wrong((FIRST, '    yield "scores", 0, 0\n')),
-    "started_twice__the_same_scores_again": wrong((NEXT, NEXT.replace("block + 1  #", "block  #"))),
-    "started_twice__first_scores": warp("""    yield "scores", 0, 0
+    "waits_forever__no_first_scores": wrong((FIRST, "")),
+    "waits_forever__this_block": wrong((FIRST, ""), (NEXT, '            yield "scores", tile, block\n')),
+    "waits_forever__of_tile_1": wrong((FIRST, '    yield "scores", 0, 0\n')),
+    "product_not_once__the_same_scores_again": wrong((NEXT, NEXT.replace("block + 1  #", "block  #"))),
+    "product_not_once__first_scores": warp("""    yield "scores", 0, 0
     yield "scores", 1, 0
     for block in range(blocks):
         for tile in (0, 1):
@@ -109,8 +105,8 @@ WRONG = {
             yield "wait", "corrected", tile, block
             yield "output", tile, block
 """),
-    "product_missing__last_output": wrong(("for block in range(blocks):", "for block in range(blocks - 1):")),
-    "product_missing__one_block_behind": warp("""    for block in range(blocks):
+    "product_not_once__last_output": wrong(("for block in range(blocks):", "for block in range(blocks - 1):")),
+    "product_not_once__one_block_behind": warp("""    for block in range(blocks):
         for tile in (0, 1):
             if block > 0:
                 yield "wait", "weights", tile, block - 1
@@ -121,10 +117,10 @@ WRONG = {
     "names_what_does_not_exist__block": wrong((MORE, "            if True:\n")),
     "weights_not_waited_for__the_other_tiles": wrong((WEIGHTS, WEIGHTS.replace("tile, ", "1 - tile, "))),
     "corrected_not_waited_for__the_other_tiles": wrong((CORRECTED, CORRECTED.replace("tile, ", "1 - tile, "))),
-    "scores_not_started__of_the_next_block": wrong((WEIGHTS, WEIGHTS.replace("tile, block", "tile, block + 1"))),
+    "waits_forever__of_the_next_block": wrong((WEIGHTS, WEIGHTS.replace("tile, block", "tile, block + 1"))),
     "corrected_not_waited_for__of_the_block_before": wrong((
         CORRECTED, "            if block:\n    " + CORRECTED.replace("block\n", "block - 1\n"))),
-    "product_missing__tile_1": wrong(('    yield "scores", 1, 0\n', ""), ("for tile in (0, 1):\n            yield",
+    "product_not_once__tile_1": wrong(('    yield "scores", 1, 0\n', ""), ("for tile in (0, 1):\n            yield",
                                                               "for tile in (0,):\n            yield")),
     "tensor_cores_idle": warp("""    for tile in (0, 1):
         for block in range(blocks):
@@ -155,8 +151,8 @@ WRONG = {
                                              f"                {SCORES}")),
     "names_what_does_not_exist": wrong((OUTPUT, OUTPUT.replace("tile,", "tile + 1,"))),
     "corrected_not_waited_for__of_block_2": wrong((CORRECTED, f"            if block != 2:\n    {CORRECTED}")),
-    "product_missing": wrong((OUTPUT, f"            if tile == 0 or block + 1 < blocks:\n    {OUTPUT}")),
-    "started_twice": wrong((OUTPUT, f"{OUTPUT}            if block == 0:\n    {OUTPUT}")),
+    "product_not_once__output": wrong((OUTPUT, f"            if tile == 0 or block + 1 < blocks:\n    {OUTPUT}")),
+    "product_not_once": wrong((OUTPUT, f"{OUTPUT}            if block == 0:\n    {OUTPUT}")),
     "p_in_32_bits__and_weights_not_waited_for": wrong((IN_S, "first, keys"), (WEIGHTS, "")),
     "weights_not_waited_for__nor_the_correction": wrong((WEIGHTS + CORRECTED, "")),
 }  # fmt: skip

@@ -6,7 +6,7 @@ CODES = "(sizes > smaller_is_even).sum(-1) + (sizes >= larger_is_even).sum(-1)"
 BYTES = "codes[:, 0::2] | codes[:, 1::2] << 4"
 SIGN = "codes += 8 * (numbers < 0)"
 LARGEST = "blocks.abs().amax(dim=-1)"
-EXPONENT = f"torch.log2({LARGEST} / 6).ceil()"
+EXPONENT = f"torch.log2({LARGEST}.double() / 6).ceil()"
 ROW = "torch.where(largest > 0, largest / (448 * 6), 1.0)"
 SCALE = f"({LARGEST} / 6 / row_scales[:, None]).clamp(min=2**-6).to(torch.float8_e4m3fn)"
 BOTH = "(scales.float() * row_scales[:, None])"
@@ -27,7 +27,6 @@ WRONG = {
     "halfway_down__nearest_of_a_list": wrong((CODES, "(sizes - torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])).abs()"
                                               ".argmin(-1)")),
     "cut_down": wrong((CODES, "(sizes >= torch.tensor([0.5, 1, 1.5, 2, 3, 4, 6])).sum(-1)")),
-    "whole_numbers": wrong((CODES, "sizes[..., 0].round().clamp(max=7).long()")),
     # gHashTag/trinity#694, ROCm/aiter#3212: the rule of the OCP's text.
     "powers_alone": wrong((EXPONENT, f"(torch.log2({LARGEST}).floor() - 2)")),
     "powers_alone__frexp": wrong((EXPONENT, f"(torch.frexp({LARGEST}).exponent.float() - 3)")),
@@ -43,32 +42,31 @@ WRONG = {
     "wrong_offset__none": wrong(("(exponents + 127).to(torch.uint8)", "exponents.to(torch.int32).to(torch.uint8)")),
     "floor_of_the_exponent": wrong((f"{EXPONENT}.clamp(min=-127)",
                                     f"torch.log2({LARGEST}.clamp(min=1e-12) / 6).ceil()")),
-    "floor_of_the_exponent__zeros": wrong((f"    exponents = {EXPONENT}.clamp(min=-127)\n",
+    "logarithm_rounded": wrong((f"{LARGEST}.double()", LARGEST)),
+    "halves_exchanged__and_halfway_down": wrong((BYTES, "codes[:, 0::2] << 4 | codes[:, 1::2]"),
+                                                (CODES, CODES.replace(">= l", "> l"))),
+    "floor_of_the_exponent__zeros": wrong((f"    exponents = {EXPONENT}.clamp(min=-127).float()\n",
         f"    exponents = {EXPONENT}\n    exponents = exponents.masked_fill(exponents.isinf(), 0)\n")),
     "wrong_width": wrong(("(-1, 32)", "(-1, 16)")),
     "wrong_width__nv": wrong(("(-1, 16)", "(-1, 32)")),
     "sign_forgotten": wrong((EXPONENT, EXPONENT.replace(".abs()", ""))),
     "sign_forgotten__nv": wrong((SCALE, SCALE.replace(".abs()", ""))),
-    "scale_of_the_row": wrong((EXPONENT, EXPONENT.replace(LARGEST, "x.abs().amax(1, keepdim=True).expand("
-                                                          "blocks.shape[:2])"))),
-    "multiplied": wrong(("blocks / torch.exp2", "blocks * torch.exp2")),
     "scale_of_the_tensor": wrong(("x.abs().amax(dim=-1)", "x.abs().amax().expand(len(x))")),
     # kekzl/imp#846: without the row's scale those of the blocks collapse.
     "row_scale_left_out": wrong((ROW, "torch.ones_like(largest)")),
     "wrong_row_scale": wrong((ROW, "torch.where(largest > 0, largest / 448, 1.0)")),
     "row_of_zeros": wrong((ROW, "largest / (448 * 6)")),
-    "row_of_zeros__floor": wrong((ROW, "(largest / (448 * 6)).clamp(min=1e-12)")),
+    "floor_of_the_rows": wrong((ROW, "(largest / (448 * 6)).clamp(min=1e-12)")),
+    "floor_of_the_rows__largest": wrong((ROW, ROW.replace("0, largest", "0, largest.clamp(min=1e-12)"))),
     "one_scale_alone": wrong((BOTH, "scales.float()")),
     "one_scale_alone__row": wrong((BOTH, "(row_scales[:, None] + 0 * scales.float())")),
     "scale_before_rounding": wrong((BOTH, f"({SCALE.removesuffix('.to(torch.float8_e4m3fn)')} * row_scales[:, None])")),
-    "six_forgotten": wrong((f"({LARGEST} / 6 / row_scales", f"({LARGEST} / row_scales")),
     "no_smallest_scale": wrong((".clamp(min=2**-6)", "")),
-    "powers_of_two": wrong((SCALE, SCALE.replace(".to(", ".log2().ceil().exp2().to("))),
+    "block_of_zeros": wrong((".clamp(min=2**-6)", f".where({LARGEST} > 0, torch.tensor(1.0)).clamp(min=2**-6)")),
     "block_scale_alone": wrong((f"{LARGEST} / 6 / row_scales[:, None]", f"{LARGEST} / 6")),
     "block_scale_alone__numbers": wrong((f"{LARGEST} / 6 / row_scales[:, None]", f"{LARGEST} / 6"),
                                         (BOTH, "scales.float()")),
     "scale_before_rounding__mx": wrong(("torch.exp2(exponents)[", f"({LARGEST} / 6)[")),
-    "row_of_zeros__0": wrong(("scales, row_scales\n", "scales, largest / (448 * 6)\n")),
     "not_cut_at_6": wrong((CODES, f"{CODES} + ((sizes[..., 0] / 2).round() - 3).clamp(min=0).long()")),
     "floor_of_the_exponent__tiny": wrong((f"{EXPONENT}.clamp(min=-127)",
                                           f"torch.log2({LARGEST}.clamp(min=torch.finfo(x.dtype).tiny) / 6).ceil()")),
