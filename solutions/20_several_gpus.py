@@ -19,6 +19,120 @@ device = default_device()
 on_gpu = not interpreting()
 
 # %% [markdown]
+# ## Tokens to experts on other ranks · deeper
+#
+# In a mixture of experts (18.5) each token goes to a few of a layer's many MLPs, its experts. DeepSeek-V3 has 256 in a
+# layer, too many for one GPU. With *expert parallelism* each rank holds some experts whole: of `count` experts on
+# `ranks` ranks, rank r holds count / ranks, from number r · count / ranks on. The tokens are spread over the ranks as
+# well, because each rank works on its own sequences. So a token's row must travel to the rank that holds its expert,
+# and the result must travel back.
+#
+# One step does such an exchange: `received = yield ("all_to_all", tensors)`. You give one tensor for each rank. You get
+# a list with one from each rank: `received[s]` is what rank s gave for you. Sizes may differ, and a tensor may be
+# empty. The one for yourself does not travel. You need three of these steps: for the numbers of rows, for the rows, and
+# for the results.
+#
+# **An example.** There are 2 ranks and 4 experts. Rank 0 has the tokens a, b and c for experts 2, 0 and 3. Rank 1 has
+# d, e and f for experts 1, 2 and 2.
+#
+# 1. Each rank sorts its rows by expert and counts them. Rank 0 has b, a, c and the numbers 1 0 | 1 1 for experts
+#    0, 1 | 2, 3. Rank 1 has d, e, f and 0 1 | 2 0. Each sends the other the two numbers of its experts.
+# 2. The rows travel. Rank 1 receives a, c from rank 0, and has e, f itself. From the numbers 1 1 and 2 0 it knows that
+#    a, e and f are for expert 2, and c is for expert 3. An expert's rows do *not* lie next to each other: they are
+#    sorted only within what came from one rank.
+# 3. Each expert runs once, on all of its rows. The results A, C, E, F go back in the order in which the rows arrived.
+#    Rank 0 gets B from itself and A, C from rank 1. It puts them where the tokens stood: A, B, C.
+#
+# **What goes wrong.** Numbers and rows must describe the same order. In xtuner the numbers came from one list and the
+# rows were sorted by another, so experts got rows of their neighbours. No error was raised. Training and inference
+# differed by 0.0044, and by 0.0004 after the repair ([xtuner#2053](https://github.com/InternLM/xtuner/pull/2053)). In a
+# test of DeepEP nearly all tokens went to the same experts. The numbers that arrived were wrong: 9,181 rows for an
+# expert that had 6,888 ([DeepEP#427](https://github.com/deepseek-ai/DeepEP/issues/427)). And a rank without a token
+# must not leave early. The others wait for it in every exchange.
+#
+# **Imbalance** costs time even if all is right, since the layer waits for its fullest expert. Take 8 ranks with 64
+# tokens each, one expert for a token, and 64 experts. An expert gets 8 tokens on average. The router favours none: it
+# chooses by chance. **Predict** how many tokens the fullest expert gets.
+
+# %%
+predict("20 tokens of the fullest expert, 8 on average", ..., "tokens")
+
+# %%
+generator = torch.Generator().manual_seed(0)
+loads = torch.stack([torch.randint(64, (512,), generator=generator).bincount(minlength=64) for _ in range(1000)])
+of_ranks = loads.view(1000, 8, 8).sum(2)
+print(f"experts: 8 tokens on average, the fullest {loads.amax(1).float().mean():.1f}")
+print(f"ranks:  64 tokens on average, the fullest {of_ranks.amax(1).float().mean():.1f}")
+measured("20 tokens of the fullest expert, 8 on average", loads.amax(1).float().mean().item(), "tokens")
+
+# %% [markdown]
+# The fullest expert gets almost twice the average, by chance alone. A rank adds up 8 experts, so the fullest rank has
+# less than a fifth too many.
+
+# %%
+# Exercise 20.6 · Tokens to experts on other ranks
+def dispatch(rank: int, ranks: int, x: torch.Tensor, experts: torch.Tensor, count: int, run):
+    """One rank's program, a generator: what the experts of all ranks make of this rank's tokens.
+
+    rank: 0 … ranks - 1. ranks: 1 … 8.
+    x: float32 [tokens, width], contiguous, numbers up to 1,000,000 in size: the rows of this rank's tokens. tokens is
+        0 or more, other numbers on other ranks; width is at least 1, the same on all. It is not changed.
+    experts: int64 [tokens], contiguous, from 0 to count - 1: the expert of each token. Experts may get no token, and
+        some experts may get all tokens.
+    count: how many experts there are on all ranks, a multiple of ranks. Rank r holds count / ranks of them, from number
+        r · count / ranks on.
+    run: a function. run(expert, rows) returns what an expert makes of rows, float32 [n, width] for float32 [n, width],
+        each row by itself. The rows may stand in any order. A rank calls it for its own experts only, by their number
+        among all of them, at most once for each, and never with n = 0.
+    Returns: float32 [tokens, width]: row t is what expert experts[t] makes of row t of x.
+
+    all_to_all is the only step. Each row travels once to the rank of its expert and once back, and a rank's own rows do
+    not travel. Besides, a rank may receive whole numbers, int64: `count` of them from each other rank, and two with
+    each row. The ranks may go on in any order.
+    """
+    # BEGIN SOLUTION
+    local = count // ranks
+    order = experts.argsort(stable=True)
+    numbers = experts.bincount(minlength=count).view(ranks, local)
+    arriving = yield ("all_to_all", list(numbers))
+    pieces = yield ("all_to_all", x[order].split(numbers.sum(1).tolist()))
+    rows = torch.cat(pieces)
+    own = torch.cat([torch.arange(local).repeat_interleave(one) for one in arriving])
+    made = torch.empty_like(rows)
+    for expert in range(local):
+        places = (own == expert).nonzero()[:, 0]
+        if len(places) > 0:
+            made[places] = run(rank * local + expert, rows[places])
+    back = yield ("all_to_all", made.split([len(piece) for piece in pieces]))
+    result = torch.empty_like(x)
+    result[order] = torch.cat(back)
+    return result
+    # END SOLUTION
+
+
+# %%
+best_dispatch = check("20.6", dispatch).best
+
+# %% [markdown]
+# The next cell plays the program on 4 ranks. Each expert multiplies its rows by its number.
+
+# %%
+from course_lib.hardware.simulated_ranks import play_ranks
+
+generator = torch.Generator().manual_seed(1)
+arguments = [
+    (torch.ones(100, 32), torch.randint(8, (100,), generator=generator), 8, lambda expert, rows: expert * rows)
+    for _ in range(4)
+]
+played = play_ranks(best_dispatch, arguments)
+right = all(torch.equal(out[:, 0], experts.float()) for out, (_, experts, *_) in zip(played["results"], arguments))
+print(f"right: {right}; rank 0 received {played['received'][0]:,} bytes, and its own rows have {100 * 32 * 4:,}")
+
+# %% [markdown]
+# By chance three of four rows are for another rank. They travel twice, so a rank receives about one and a half times
+# the bytes of its own rows.
+
+# %% [markdown]
 # ## Fewer KV heads than ranks · deeper
 #
 # Attention is shared out by heads: each rank has some of the query heads, and the KV heads that these read. In
