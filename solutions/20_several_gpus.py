@@ -22,8 +22,9 @@ on_gpu = not interpreting()
 # ## What a step costs on several GPUs
 #
 # Each step of a model that generates text reads all of its weights, and the KV cache of each sequence. With 70 billion
-# parameters in 16 bits there are 140 GB of weights. An H100 holds 80 GB, and at 3.35 TB/s it would read them in 42 ms.
-# Eight GPUs can share the reading: each holds an eighth of every weight, and reads its 17.5 GB in 5.2 ms.
+# parameters in 16 bits there are 140 GB of weights. They do not fit into the 80 GB of an H100, and at its 3.35 TB/s they
+# would take 42 ms to read. Eight GPUs can share the reading: each holds an eighth of every weight, and reads its 17.5 GB
+# in 5.2 ms.
 #
 # A GPU together with its program is called a *rank*; ranks are numbered from 0. A rank's part of a weight is a *shard*.
 # Cutting every weight into shards is called *tensor parallelism*, and 20.2 shows how to cut. It has a price: behind
@@ -49,8 +50,8 @@ on_gpu = not interpreting()
 # **The cache** is shared out by whole KV heads. With 8 KV heads on 4 ranks each rank holds 2, a quarter of the cache.
 # With 2 KV heads on 8 ranks, four ranks need the same head, and each keeps a copy: each reads half of the cache. One
 # project divided by 32 devices where Llama 3 has 8 KV heads
-# ([tenstorrent/vllm#50](https://github.com/tenstorrent/vllm/pull/50)). Another cut heads into pieces and put them
-# together over the links. With copies its step took 1.58 ms instead of 3.1 ms
+# ([tenstorrent/vllm#50](https://github.com/tenstorrent/vllm/pull/50)). Another one, on TPUs, cut heads into pieces and
+# put them together over the links. With copies its step took 1.58 ms instead of 3.1 ms
 # ([tpu-inference#2661](https://github.com/vllm-project/tpu-inference/pull/2661)).
 #
 # **Predict** how many times as fast a model with 8 billion parameters becomes on 8 GPUs: 16 GB of weights, 32 layers, a
@@ -194,7 +195,8 @@ def shard(
     ranks: at least 1. rank: 0 … ranks - 1.
     gate_up: [2 · hidden, width]: first all rows of the gate, then all rows of up. gate_up_bias: [2 · hidden], alike.
     down: [width, hidden]. down_bias: [width]. hidden is a multiple of ranks, and width at least 1.
-    All are float32 and contiguous, and are not changed. Biases may be 0.
+    All are float32 and contiguous, and are not changed. Weights are up to 10 in size. Biases are up to 1,000 in size,
+    and may be 0.
     Returns: a tuple or list in a form of your own, of tensors, numbers and None. It is copied to the rank's GPU. Its
     tensors have at most (2 · hidden · width + 2 · hidden + hidden · width) / ranks + width numbers in all.
     """
