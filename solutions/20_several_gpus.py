@@ -22,9 +22,9 @@ on_gpu = not interpreting()
 # ## What a step costs on several GPUs
 #
 # Each step of a model that generates text reads all of its weights, and the KV cache of each sequence. With 70 billion
-# parameters in 16 bits there are 140 GB of weights. They do not fit into the 80 GB of an H100, and at its 3.35 TB/s they
-# would take 42 ms to read. Eight GPUs can share the reading: each holds an eighth of every weight, and reads its 17.5 GB
-# in 5.2 ms.
+# parameters in 16 bits there are 140 GB of weights. They do not fit into the 80 GB of an H100, and reading them at its
+# 3.35 TB/s would take 42 ms. Eight GPUs can share the reading: each holds an eighth of every weight, and reads its
+# 17.5 GB in 5.2 ms.
 #
 # A GPU together with its program is called a *rank*; ranks are numbered from 0. A rank's part of a weight is a *shard*.
 # Cutting every weight into shards is called *tensor parallelism*, and 20.2 shows how to cut. It has a price: behind
