@@ -19,225 +19,232 @@ device = default_device()
 on_gpu = not interpreting()
 
 # %% [markdown]
-# ## Tokens to experts on other ranks · deeper
+# ## What a step costs on several GPUs
 #
-# In a mixture of experts (18.5) each token goes to a few of a layer's many MLPs, its experts. DeepSeek-V3 has 256 in a
-# layer, too many for one GPU. With *expert parallelism* each rank holds some experts whole: of `count` experts on
-# `ranks` ranks, rank r holds count / ranks, from number r · count / ranks on. The tokens are spread over the ranks as
-# well, because each rank works on its own sequences. So a token's row must travel to the rank that holds its expert,
-# and the result must travel back.
+# Each step of a model that generates text reads all of its weights, and the KV cache of each sequence. With 70 billion
+# parameters in 16 bits there are 140 GB of weights. They do not fit into the 80 GB of an H100, and reading them at its
+# 3.35 TB/s would take 42 ms. Eight GPUs can share the reading: each holds an eighth of every weight, and reads its
+# 17.5 GB in 5.2 ms.
 #
-# One step does such an exchange: `received = yield ("all_to_all", tensors)`. You give one tensor for each rank. You get
-# a list with one from each rank: `received[s]` is what rank s gave for you. Sizes may differ, and a tensor may be
-# empty. The one for yourself does not travel. You need three of these steps: for the numbers of rows, for the rows, and
-# for the results.
+# A GPU together with its program is called a *rank*; ranks are numbered from 0. A rank's part of a weight is a *shard*.
+# Cutting every weight into shards is called *tensor parallelism*, and 20.2 shows how to cut. It has a price: behind
+# attention and behind the MLP each rank has only a *partial sum* of every number. The next operation needs the sum over
+# all ranks, on every rank. An operation that gives it to all is an *all-reduce*. So a layer has two of them, and each
+# adds batch · width numbers.
 #
-# **An example.** There are 2 ranks and 4 experts. Rank 0 has the tokens a, b and c for experts 2, 0 and 3. Rank 1 has
-# d, e and f for experts 1, 2 and 2.
+# The numbers travel over *links* between the GPUs. On an H100 a GPU receives up to 450 GB/s over its links. Here are
+# two ways to add up S bytes:
 #
-# 1. Each rank sorts its rows by expert and counts them. Rank 0 has b, a, c and the numbers 1 0 | 1 1 for experts
-#    0, 1 | 2, 3. Rank 1 has d, e, f and 0 1 | 2 0. Each sends the other the two numbers of its experts.
-# 2. The rows travel. Rank 1 receives a, c from rank 0, and has e, f itself. From the numbers 1 1 and 2 0 it knows that
-#    a, e and f are for expert 2, and c is for expert 3. An expert's rows do *not* lie next to each other: they are
-#    sorted only within what came from one rank.
-# 3. Each expert runs once, on all of its rows. The results A, C, E, F go back in the order in which the rows arrived.
-#    Rank 0 gets B from itself and A, C from rank 1. It puts them where the tokens stood: A, B, C.
+# - **One-shot.** Each rank reads the numbers of all other ranks and adds them up itself. With 4 ranks it receives 3 S.
+# - **Two-shot.** Each rank adds up one share. With 4 ranks, rank 0 reads the first quarter of the numbers of the other
+#   3, and adds it up. Then it reads the other three quarters, each from the rank that has added it up. It receives ¾ S
+#   in each of two phases, 1.5 S in all. The second phase must wait for the first.
 #
-# **What goes wrong.** Numbers and rows must describe the same order. In xtuner the numbers came from one list and the
-# rows were sorted by another, so experts got rows of their neighbours. No error was raised. Training and inference
-# differed by 0.0044, and by 0.0004 after the repair ([xtuner#2053](https://github.com/InternLM/xtuner/pull/2053)). In a
-# test of DeepEP nearly all tokens went to the same experts. The numbers that arrived were wrong: 9,181 rows for an
-# expert that had 6,888 ([DeepEP#427](https://github.com/deepseek-ai/DeepEP/issues/427)). And a rank without a token
-# must not leave early. The others wait for it in every exchange.
+# With 8 ranks these are 7 S and 1.75 S. Is two-shot four times as fast, then? For one sequence and a width of 8,192, S
+# is 16 KiB. One-shot receives 114,688 bytes, and at 450 GB/s they take 0.25 µs. On eight H100s a one-shot kernel took
+# 13.3 µs for 8k numbers of this size ([helion#245](https://github.com/pytorch/helion/pull/245)). Nearly all of it is
+# *latency*, which does not depend on the bytes: the kernel starts, and the ranks wait for each other. So count one
+# latency for one-shot and two for two-shot, and add the bytes. A 70B model has 80 layers, so its 160 all-reduces of
+# 13 µs take 2.1 ms beside the 5.2 ms of reading.
 #
-# **Imbalance** costs time even if all is right, since the layer waits for its fullest expert. Take 8 ranks with 64
-# tokens each, one expert for a token, and 64 experts. An expert gets 8 tokens on average. The router favours none: it
-# chooses by chance. **Predict** how many tokens the fullest expert gets.
+# **The cache** is shared out by whole KV heads. With 8 KV heads on 4 ranks each rank holds 2, a quarter of the cache.
+# With 2 KV heads on 8 ranks, four ranks need the same head, and each keeps a copy: each reads half of the cache. One
+# project divided by 32 devices where Llama 3 has 8 KV heads
+# ([tenstorrent/vllm#50](https://github.com/tenstorrent/vllm/pull/50)). Another one, on TPUs, cut heads into pieces and
+# put them together over the links. With copies its step took 1.58 ms instead of 3.1 ms
+# ([tpu-inference#2661](https://github.com/vllm-project/tpu-inference/pull/2661)).
+#
+# **Predict** how many times as fast a model with 8 billion parameters becomes on 8 GPUs: 16 GB of weights, 32 layers, a
+# width of 4,096, one sequence, a latency of 13 µs.
 
 # %%
-predict("20 tokens of the fullest expert, 8 on average", ..., "tokens")
+predict("20 8B model, 8 GPUs instead of 1", ..., "times")
 
 # %%
-generator = torch.Generator().manual_seed(0)
-loads = torch.stack([torch.randint(64, (512,), generator=generator).bincount(minlength=64) for _ in range(1000)])
-of_ranks = loads.view(1000, 8, 8).sum(2)
-print(f"experts: 8 tokens on average, the fullest {loads.amax(1).float().mean():.1f}")
-print(f"ranks:  64 tokens on average, the fullest {of_ranks.amax(1).float().mean():.1f}")
-measured("20 tokens of the fullest expert, 8 on average", loads.amax(1).float().mean().item(), "tokens")
+# Exercise 20.1 · What a step costs on several GPUs
+def received_bytes(ranks: int, numbers: int, itemsize: int, method: str) -> float:
+    """How many bytes one rank receives over the links in one all-reduce.
 
-# %% [markdown]
-# The fullest expert gets almost twice the average, by chance alone. A rank adds up 8 experts, so the fullest rank has
-# less than a fifth too many.
-
-# %%
-# Exercise 20.6 · Tokens to experts on other ranks
-def dispatch(rank: int, ranks: int, x: torch.Tensor, experts: torch.Tensor, count: int, run):
-    """One rank's program, a generator: what the experts of all ranks make of this rank's tokens.
-
-    rank: 0 … ranks - 1. ranks: 1 … 8.
-    x: float32 [tokens, width], contiguous, numbers up to 1,000,000 in size: the rows of this rank's tokens. tokens is
-        0 or more, other numbers on other ranks; width is at least 1, the same on all. It is not changed.
-    experts: int64 [tokens], contiguous, from 0 to count - 1: the expert of each token. Experts may get no token, and
-        some experts may get all tokens.
-    count: how many experts there are on all ranks, a multiple of ranks. Rank r holds count / ranks of them, from number
-        r · count / ranks on.
-    run: a function. run(expert, rows) returns what an expert makes of rows, float32 [n, width] for float32 [n, width],
-        each row by itself. The rows may stand in any order. A rank calls it for its own experts only, by their number
-        among all of them, at most once for each, and never with n = 0.
-    Returns: float32 [tokens, width]: row t is what expert experts[t] makes of row t of x.
-
-    all_to_all is the only step. Each row travels once to the rank of its expert and once back, and a rank's own rows do
-    not travel. Besides, a rank may receive whole numbers, int64: `count` of them from each other rank, and two with
-    each row. The ranks may go on in any order.
+    ranks: at least 1. With 1 rank nothing is received.
+    numbers: how many numbers are added up, the same on each rank: a multiple of ranks, at least 1. In two-shot each
+        rank adds up numbers / ranks of them.
+    itemsize: bytes of a number: 1, 2, 4 or 8.
+    method: "one-shot" or "two-shot".
+    Returns: one number, not rounded. What a rank has itself does not travel, and what it sends is not counted.
     """
     # BEGIN SOLUTION
-    local = count // ranks
-    order = experts.argsort(stable=True)
-    numbers = experts.bincount(minlength=count).view(ranks, local)
-    arriving = yield ("all_to_all", list(numbers))
-    pieces = yield ("all_to_all", x[order].split(numbers.sum(1).tolist()))
-    rows = torch.cat(pieces)
-    own = torch.cat([torch.arange(local).repeat_interleave(one) for one in arriving])
-    made = torch.empty_like(rows)
-    for expert in range(local):
-        places = (own == expert).nonzero()[:, 0]
-        if len(places) > 0:
-            made[places] = run(rank * local + expert, rows[places])
-    back = yield ("all_to_all", made.split([len(piece) for piece in pieces]))
-    result = torch.empty_like(x)
-    result[order] = torch.cat(back)
-    return result
+    from_each = numbers * itemsize if method == "one-shot" else 2 * numbers * itemsize / ranks
+    return (ranks - 1) * from_each
     # END SOLUTION
 
 
+def step_seconds(
+    ranks: int, layers: int, batch: int, width: int, weight_bytes: float, cache_bytes: float, kv_heads: int,
+    memory_rate: float, link_rate: float, latency: float,
+) -> float:
+    """The seconds of a decode step with tensor parallelism: first a rank's reads, then all its all-reduces.
+
+    ranks, layers, batch, kv_heads: at least 1. width: a multiple of ranks.
+    weight_bytes: of the whole model, at least 1; each rank reads its share, 1 / ranks of them, once.
+    cache_bytes: of all sequences, layers and KV heads, 0 or more. A rank reads the cache of its own KV heads, once.
+    kv_heads: a multiple of ranks, or ranks is a multiple of kv_heads. A rank has kv_heads / ranks of them, or one whole
+        head where there are fewer heads than ranks.
+    memory_rate, link_rate: bytes a second that each rank reads from its memory and receives over its links; positive
+        numbers.
+    latency: seconds, 0 or more.
+
+    Each layer has two all-reduces of batch · width numbers of 2 bytes. Each is done by the faster of the two methods:
+    one-shot takes one latency and two-shot two, and the bytes of `received_bytes` come on top, at link_rate. Nothing
+    overlaps, so all times add up. One rank does no all-reduce.
+    Returns: one number, not rounded.
+    """
+    # BEGIN SOLUTION
+    seconds = (weight_bytes / ranks + cache_bytes / min(ranks, kv_heads)) / memory_rate
+    if ranks == 1:
+        return seconds
+    methods = ((1, "one-shot"), (2, "two-shot"))
+    all_reduce = min(
+        phases * latency + received_bytes(ranks, batch * width, 2, method) / link_rate for phases, method in methods
+    )
+    return seconds + 2 * layers * all_reduce
+    # END SOLUTION
+
 # %%
-best_dispatch = check("20.6", dispatch).best
+best_received_bytes, best_step_seconds = check("20.1", received_bytes, step_seconds).best
+
+# %%
+H100 = {"memory_rate": 3.35e12, "link_rate": 450e9, "latency": 13e-6}
+MODELS = {"8B": (32, 4096, 16e9), "70B": (80, 8192, 140e9)}  # layers, width, bytes of the weights
+print(f"{'':16}{'1 GPU':>10}{'2':>10}{'4':>10}{'8':>10}")
+for name, (layers, width, weight_bytes) in MODELS.items():
+    for batch in (1, 256):
+        milliseconds = [
+            1e3 * best_step_seconds(ranks, layers, batch, width, weight_bytes, 0, 8, **H100) for ranks in (1, 2, 4, 8)
+        ]
+        print(f"{name}, batch {batch:<6}" + "".join(f"{one:8.2f}ms" for one in milliseconds))
+one, eight = (best_step_seconds(ranks, 32, 1, 4096, 16e9, 0, 8, **H100) for ranks in (1, 8))
+measured("20 8B model, 8 GPUs instead of 1", one / eight, "times")
 
 # %% [markdown]
-# The next cell plays the program on 4 ranks. Each expert multiplies its rows by its number.
+# Eight GPUs make the 8B model only 3.3 times as fast, because its 64 all-reduces take longer than its reading. The 70B
+# model becomes 5.7 times as fast. These times are computed, not measured. For one sequence nearly all of an all-reduce
+# is latency, so one-shot is the faster method. With 256 sequences on eight GPUs the bytes count, and two-shot wins.
+
+# %% [markdown]
+# ## An MLP on several ranks
+#
+# How do you cut a layer so that its ranks have to meet only once? Take the MLP of exercise 18.4. Its first weight has
+# 2 · hidden rows, first those of the *gate* and then those of *up*. They make hidden numbers $silu(gate) \cdot up$, and
+# a second weight, *down*, makes `width` numbers of these.
+#
+# **Cut the first weight by rows.** Each row makes one gate or one up, so a rank with some of the rows has whole gates
+# and ups. silu needs nothing but its own gate. If you cut the weight by columns, each rank has a part of every gate.
+# Then you need an all-reduce before silu, because silu of a sum is not the sum of silus.
+#
+# **Cut down by columns.** Each output is a sum over all hidden numbers. A rank has some of them and adds up its terms:
+# a partial sum. One all-reduce completes it.
+#
+# Take one output, hidden size 4 and 2 ranks. The gates are 1, -1, 2 and 0, every up is 1, and so is every number of
+# down. The hidden numbers are 0.731, -0.269, 1.762 and 0. Rank 0 has the first two, and its partial sum is 0.462. Rank
+# 1 has 1.762. Together they make 2.224.
+#
+# Two faults are common:
+#
+# - **The bias of down counts once.** Say that it is 0.5, so the result is 2.724. If each rank adds it to its partial
+#   sum, the all-reduce makes 3.224 of it. A serving engine had this fault
+#   ([text-generation-inference#1036](https://github.com/huggingface/text-generation-inference/issues/1036)). Rank 0
+#   alone may add the bias before the sum, or all ranks after it.
+# - **Gate and up are cut apart.** With hidden size 4, rank 0 needs the rows 0 and 1, two gates, and 4 and 5, two ups.
+#   Cut in two blocks, the weight gives rank 0 the rows 0 to 3: all gates, and no up. The shapes are the same, so there
+#   is no error, only a wrong result ([Automodel#1324](https://github.com/NVIDIA-NeMo/Automodel/pull/1324)).
+#
+# **How a rank's program is written.** You need no second GPU: `play_ranks` plays the programs of all ranks in one
+# process. A program is a generator. It stops at every `yield`, which names a *step*, and goes on with the step's value.
+# Meanwhile the other ranks go on, in an order that can be chosen. What is wrong in one order alone is found in that
+# order. `play_ranks` also counts the bytes that each rank receives, those of an all_reduce as in one-shot. The next
+# cell adds up a number of each of two ranks.
 
 # %%
 from course_lib.hardware.simulated_ranks import play_ranks
 
-generator = torch.Generator().manual_seed(1)
-arguments = [
-    (torch.ones(100, 32), torch.randint(8, (100,), generator=generator), 8, lambda expert, rows: expert * rows)
-    for _ in range(4)
-]
-played = play_ranks(best_dispatch, arguments)
-right = all(torch.equal(out[:, 0], experts.float()) for out, (_, experts, *_) in zip(played["results"], arguments))
-print(f"right: {right}; rank 0 received {played['received'][0]:,} bytes, and its own rows have {100 * 32 * 4:,}")
+
+def add_up(rank, ranks, number):
+    total = yield ("all_reduce", number)
+    return total
+
+
+played = play_ranks(add_up, [(torch.tensor([1.0]),), (torch.tensor([10.0]),)])  # the arguments of each rank
+print(played["ending"], played["results"], "bytes received:", played["received"])
 
 # %% [markdown]
-# By chance three of four rows are for another rank. They travel twice, so a rank receives about one and a half times
-# the bytes of its own rows.
-
-# %% [markdown]
-# ## Fewer KV heads than ranks · deeper
+# Both ranks have 11, and each has received the 4 bytes of the other's float32.
 #
-# Attention is shared out by heads: each rank has some of the query heads, and the KV heads that these read. In
-# grouped-query attention (chapter 07) several query heads read the same KV head. Qwen2.5-3B has 16 query heads and 2 KV
-# heads. On 8 ranks each rank has 2 query heads. But what has it of 2 KV heads?
-#
-# A KV head could be cut into pieces, a quarter of its numbers for each rank. But a score is the sum of products over
-# all numbers of a head. So the ranks would have to exchange something for every score. tpu-inference cut heads into
-# pieces, and had to put them together over the links. A step of Qwen2.5-3B on 8 chips took 3.1 ms. With whole copies it
-# takes 1.58 ms ([tpu-inference#2661](https://github.com/vllm-project/tpu-inference/pull/2661)).
-#
-# So a KV head stays whole, and each rank that needs it holds a copy. For example, take 8 query heads and 2 KV heads on
-# 4 ranks. Query heads 0 to 3 read KV head 0, and query heads 4 to 7 read KV head 1:
-#
-# | rank | query heads | KV heads |
-# |---|---|---|
-# | 0 | 0, 1 | 0 |
-# | 1 | 2, 3 | 0 |
-# | 2 | 4, 5 | 1 |
-# | 3 | 6, 7 | 1 |
-#
-# The ranks that hold a head follow each other, because query heads that read the same KV head do. There are
-# ranks / kv_heads of them. Where there are at least as many KV heads as ranks, nothing is copied.
-#
-# Copies cost memory. With eight KV heads, each of 8 ranks would hold an eighth of the KV cache. **Predict** what part
-# of its cache a rank holds for Qwen2.5-3B on 8 ranks.
-#
-# **In training** copies cost more than memory. The gradient of a KV head has a part from each query head that reads it.
-# Rank 0 above has the parts of query heads 0 and 1, and rank 1 those of 2 and 3. Say that for one number of the head
-# these are 0.5 and −0.2. The gradient of that number is 0.3, and *both* ranks need it. Ranks 2 and 3 have nothing to
-# add, because they hold another head.
-#
-# Megatron-LM's fork for StarCoder did not do this sum for the gradient of keys and values. It added up the gradients of
-# their weights later, so the copies stayed equal. But what went back into the layer before was only a rank's part. With
-# one KV head a small model had a validation loss of 3.74 after 5,000 steps, and 2.64 after the repair
-# ([Megatron-LM#37](https://github.com/bigcode-project/Megatron-LM/pull/37)). No error was raised.
-#
-# One more detail is about floating point. Float sums depend on their order: $(a+b)+c$ and $a+(b+c)$ may differ in the
-# last bit. If each rank begins with its own part, the ranks get different bits, and their copies drift apart step by
-# step. So all ranks add the parts in the same order.
-#
-# In the simulation `parts = yield ("all_to_all", tensors)` exchanges tensors: you give one for each rank, and get the
-# one that each rank has for you. A tensor may be empty, and then it costs no bytes.
+# **Predict** how many bytes a rank receives in the MLP with 4 ranks, 3 tokens, a width of 64 and a hidden size of 256.
 
 # %%
-predict("20 part of the cache on a rank: 2 KV heads, 8 ranks", ..., "%")
+predict("20 bytes received by a rank in one MLP", ..., "bytes")
 
 # %%
-# Exercise 20.7 · Fewer KV heads than ranks
-def heads_of(rank: int, ranks: int, query_heads: int, kv_heads: int) -> tuple[list, list]:
-    """The query heads of a rank, and the KV heads that they read.
+# Exercise 20.2 · An MLP on several ranks
+def shard(
+    rank: int, ranks: int, gate_up: torch.Tensor, gate_up_bias: torch.Tensor, down: torch.Tensor,
+    down_bias: torch.Tensor,
+) -> tuple:
+    """The part of the MLP's weights that one rank holds.
 
-    rank: 0 … ranks - 1. ranks: at least 1.
-    query_heads: how many the model has, a multiple of ranks.
-    kv_heads: how many the model has, at least 1. kv_heads divides query_heads, and either kv_heads is a multiple of
-        ranks, or ranks is a multiple of kv_heads.
-    Returns: (query heads, KV heads), two lists of whole numbers, ascending, each number once, counted from 0 over all
-    ranks. All ranks have equally many query heads, rank 0 the first ones, rank 1 those that follow, and so on. Query
-    head h reads KV head h // (query_heads // kv_heads).
+    ranks: at least 1. rank: 0 … ranks - 1.
+    gate_up: [2 · hidden, width]: first all rows of the gate, then all rows of up. gate_up_bias: [2 · hidden], alike.
+    down: [width, hidden]. down_bias: [width]. hidden is a multiple of ranks, and width at least 1.
+    All are float32 and contiguous, and are not changed. Weights are up to 10 in size. Biases are up to 1,000 in size,
+    and may be 0.
+    Returns: a tuple or list in a form of your own, of tensors, numbers and None. It is copied to the rank's GPU. Its
+    tensors have at most (2 · hidden · width + 2 · hidden + hidden · width) / ranks + width numbers in all.
     """
     # BEGIN SOLUTION
-    each = query_heads // ranks
-    queries = list(range(rank * each, (rank + 1) * each))
-    return queries, sorted({head // (query_heads // kv_heads) for head in queries})
+    hidden = down.shape[1]
+    own = slice(rank * hidden // ranks, (rank + 1) * hidden // ranks)
+    gate, up = gate_up.chunk(2)
+    gate_bias, up_bias = gate_up_bias.chunk(2)
+    return gate[own], up[own], gate_bias[own], up_bias[own], down[:, own], down_bias
     # END SOLUTION
 
 
-def sum_gradients(rank: int, ranks: int, gradient: torch.Tensor, kv_heads: int):
-    """One rank's program, a generator: the whole gradient of the KV heads that this rank holds.
+def mlp(rank: int, ranks: int, x: torch.Tensor, part: tuple):
+    """The program of one rank: a generator that computes (silu(x gateᵀ + bias) · (x upᵀ + bias)) downᵀ + down_bias.
 
-    rank: 0 … ranks - 1. ranks: 1 … 8.
-    gradient: float32 [heads, tokens, dim], contiguous, at least 1 of each, numbers up to 10,000,000 in size: this
-        rank's part of the gradient of the KV heads that `heads_of` gives it. It is not changed.
-    kv_heads: how many the model has, at least 1: kv_heads is a multiple of ranks, or ranks is a multiple of kv_heads.
-    Returns: the sum of the parts of all ranks that hold the same KV heads, same shape and dtype, with the same bits on
-    each of these ranks. Where no other rank holds them, it is the rank's own part.
-
-    Where n ranks hold the same heads, each of them receives at most n - 1 times the bytes of gradient. So ranks that
-    share no head receive nothing from each other. All steps of the simulation are allowed but write and read. A send
-    may wait until its receiver takes it, and the ranks may go on in any order.
+    rank, ranks: as above.
+    x: [tokens, width], at least 1 of each, float32, contiguous, the same on all ranks; up to 10,000 in size.
+    part: what `shard` returned for this rank. It serves many calls, so it is not changed, and x is not either.
+    Yields: ("all_reduce", tensor), a step whose value is the sum of the ranks' tensors, which have the same shape. In a
+        call a rank takes at most this one step, with tokens · width numbers. If ranks is 1, it may leave it out.
+    Returns: [tokens, width], float32: the result of the whole MLP, on every rank.
+    The ranks' programs are played in many orders.
     """
     # BEGIN SOLUTION
-    share = max(1, ranks // kv_heads)  # ranks that hold a head
-    first = rank // share * share
-    group = range(first, first + share)
-    parts = yield ("all_to_all", [gradient if other in group else gradient.new_empty(0) for other in range(ranks)])
-    return sum(parts[first + 1 : first + share], parts[first])
+    gate, up, gate_bias, up_bias, down, down_bias = part
+    hidden = F.silu(F.linear(x, gate, gate_bias)) * F.linear(x, up, up_bias)  # [tokens, hidden / ranks]
+    total = yield ("all_reduce", hidden @ down.T)
+    return total + down_bias
     # END SOLUTION
 
+# %%
+best_shard, best_mlp = check("20.2", shard, mlp).best
 
 # %%
-best_heads_of, best_sum_gradients = check("20.7", heads_of, sum_gradients).best
+ranks, tokens, width, hidden = 4, 3, 64, 256
+x, gate_up, gate_up_bias = torch.randn(tokens, width), torch.randn(2 * hidden, width), torch.randn(2 * hidden)
+down, down_bias = torch.randn(width, hidden), torch.randn(width)
+parts = [best_shard(rank, ranks, gate_up, gate_up_bias, down, down_bias) for rank in range(ranks)]
+played = play_ranks(best_mlp, [(x, part) for part in parts])
+
+gate, up = F.linear(x, gate_up, gate_up_bias).chunk(2, -1)
+whole = F.linear(F.silu(gate) * up, down, down_bias)
+print("largest difference from one GPU:", max((result - whole).abs().max().item() for result in played["results"]))
+print("numbers on a rank:", sum(one.numel() for one in parts[0] if torch.is_tensor(one)), "of", 3 * hidden * width
+      + 2 * hidden + width)
+measured("20 bytes received by a rank in one MLP", played["received"][0], "bytes")
 
 # %% [markdown]
-# The next cell counts the copies of each KV head, and the part of the cache that rank 0 holds.
-
-# %%
-print(f"{'ranks':>6}{'KV heads':>10}{'copies of each':>16}{'cache on a rank':>17}")
-for ranks, query_heads, kv_heads in ((2, 16, 2), (4, 16, 2), (8, 16, 2), (8, 32, 8)):
-    held = [best_heads_of(rank, ranks, query_heads, kv_heads)[1] for rank in range(ranks)]
-    part = 100 * len(held[0]) / kv_heads
-    print(f"{ranks:>6}{kv_heads:>10}{sum(0 in one for one in held):>16}{part:>16.1f}%")
-    if (ranks, kv_heads) == (8, 2):
-        measured("20 part of the cache on a rank: 2 KV heads, 8 ranks", part, "%")
-
-# %% [markdown]
-# From 2 ranks on, a rank holds half of Qwen2.5-3B's cache, however many ranks there are. So 8 ranks hold four times the
-# bytes of the cache together. This is why the cache limits how many sequences fit, even on many GPUs.
+# It receives 2,304 bytes: 3 ranks send 3 · 64 numbers of 4 bytes each. The hidden size makes no difference, because the
+# hidden numbers never travel. Attention is cut in the same way: each rank has some of the heads, and the output
+# projection is cut by columns like down. That is the other all-reduce of a layer.

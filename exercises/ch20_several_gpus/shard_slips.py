@@ -32,13 +32,9 @@ def of_columns(rank, ranks, x, gate_up, gate_up_bias):
 
 OWN, BLOCK, STRIDED = "own = ", "torch.arange(rank * share, (rank + 1) * share)", "torch.arange(rank, hidden, ranks)"
 ROWS, BIASES = "rows = torch.cat([own, hidden + own])", "biases = torch.cat([own, hidden + own])"
-COLUMNS, SUMS, HALVES = (
-    f"columns = {BLOCK}",
-    "x @ gate_up[rows].T + gate_up_bias[biases]",
-    "sums[:, :share], sums[:, share:]",
-)
-ACTIVATED, PRODUCT = "gate * torch.sigmoid(gate) * up", "activated[rank] @ down[:, columns].T"
-RESULT, FIRST_BIAS = "total + down_bias", "gate_up_bias[biases]"
+COLUMNS, HALVES = f"columns = {BLOCK}", "sums[:, :share], sums[:, share:]"
+ACTIVATED = "gate * torch.sigmoid(gate) * up"
+RESULT, FIRST_BIAS, SUMS = "total + down_bias", "gate_up_bias[biases]", "x @ gate_up[rows].T + gate_up_bias[biases]"
 TOGETHER, PAIRS = "torch.arange(2 * rank * share, 2 * (rank + 1) * share)", "torch.cat([2 * own, 2 * own + 1])"
 CHANGES = (
     *edits("Each rank adds the second bias to its partial sum, so the all-reduce adds it `ranks` times; or one rank "
@@ -81,14 +77,16 @@ CHANGES = (
     *edits("After the all-reduce only rank 0 adds the second bias, so the ranks have different results. Rank 0 alone "
         "may add it before the sum; after the sum all do.",
         bias_of_rank_0=(RESULT, "total + (rank == 0) * down_bias")),
-    *edits("The first bias is missing.", first_bias_missing=(FIRST_BIAS, "0 * gate_up_bias[biases]")),
+    *edits("The first bias is missing, in the gate, in up or in both.",
+        first_bias_missing=(FIRST_BIAS, "0 * gate_up_bias[biases]"),
+        first_bias_missing__gate=(FIRST_BIAS, "gate_up_bias[biases] * (torch.arange(2 * share) >= share)"),
+        first_bias_missing__up=(FIRST_BIAS, "gate_up_bias[biases] * (torch.arange(2 * share) < share)")),
+    *edits("The gate has the bias of up, and up that of the gate.",
+        biases_exchanged=(BIASES, "biases = torch.cat([hidden + own, own])")),
     *edits("The activation is another one: silu(gate) · up is asked for, and silu(g) = g · sigmoid(g).",
         another_activation=(ACTIVATED, "gate * up"),
-        another_activation__sigmoid=(ACTIVATED, "torch.sigmoid(gate) * up"),
-        another_activation__gelu=(ACTIVATED, "torch.nn.functional.gelu(gate) * up"),
-        another_activation__relu=(ACTIVATED, "torch.relu(gate) * up"),
-        another_activation__alone=(ACTIVATED, "gate * torch.sigmoid(gate)"),
-        another_activation__sum=(ACTIVATED, "gate * torch.sigmoid(gate) + up"),
+        **{f"another_activation__{name}": (ACTIVATED, f"torch.{name}(gate) * up")
+           for name in ("sigmoid", "relu", "tanh", "nn.functional.gelu")},
         another_activation__of_both=(ACTIVATED, "gate * up * torch.sigmoid(gate * up)")),
     *edits("exp overflows for large gates, and inf / inf is NaN. Use F.silu, or gate / (1 + exp(-gate)).",
         silu_overflows=(ACTIVATED, "gate * gate.exp() / (1 + gate.exp()) * up")),

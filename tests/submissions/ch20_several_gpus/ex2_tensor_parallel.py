@@ -54,6 +54,8 @@ WRONG = {
     "bias_divided": wrong((RESULT, "return total + down_bias / ranks")),
     "bias_of_rank_0": wrong((RESULT, "return total + down_bias if rank == 0 else total")),
     "first_bias_missing": wrong((HIDDEN, "F.silu(x @ gate.T) * (x @ up.T)")),
+    "first_bias_missing__up": wrong((UP, "F.linear(x, up)")),
+    "biases_exchanged": wrong((SPLIT_BIAS, "up_bias, gate_bias = gate_up_bias.chunk(2)")),
     "another_activation": wrong((HIDDEN, HIDDEN.replace("F.silu", ""))),
     "another_activation__gelu": wrong((HIDDEN, HIDDEN.replace("silu", "gelu"))),
     "silu_overflows": wrong((HIDDEN, "(g := F.linear(x, gate, gate_bias)) * g.exp() / (1 + g.exp()) * " + UP)),
