@@ -21,48 +21,38 @@ on_gpu = not interpreting()
 # %% [markdown]
 # ## Ring attention · deeper
 #
-# A long sequence may not fit on one GPU. With 8 key heads of 128 numbers, a token's keys and values take 4,096 bytes in
-# bfloat16, in each layer. A million tokens (2²⁰) and 32 layers make 137 GB, and an H100 has 80. So the tokens are
-# shared out: each rank keeps the queries, keys and values of its own tokens. But a query has to meet the keys of all.
+# A long sequence may not fit on one GPU. With 8 key heads of 128 numbers, the keys and values of a token take 4,096
+# bytes in bfloat16, in each layer. For a million tokens (2²⁰) and 32 layers that is 137 GB, and an H100 has 80. So the
+# tokens are shared out: each rank keeps the queries, keys and values of its own. But a query has to meet the keys of
+# all tokens.
 #
-# In *ring attention* the queries stay, and the keys and values travel. In every step each rank sends the keys and
-# values that it holds to the next rank, and receives others from the rank before. After `ranks - 1` such exchanges all
-# queries have met all keys, and no rank held more than two shares at once.
+# In *ring attention* the queries stay, and keys and values travel. In each step every rank sends the ones that it holds
+# to the next rank, and receives others from the rank before. After `ranks - 1` exchanges all queries have met all keys.
 #
-# **Merging.** Each meeting gives a partial result: the output over these keys, and the log of the sum of their
-# exponentials, *lse*. A part weighs as much as its sum. Suppose that a query's first part has output 1 and sum 1, so
-# lse is 0. The second has output 5 and sum 3, so lse is $\ln 3 = 1.10$. Together the sum is 4, lse is $\ln 4 = 1.39$,
-# and the output is $1/4 \cdot 1 + 3/4 \cdot 5 = 4$. Each weight is $e^{\text{lse of the part} - \text{lse of all}}$. A
-# plain average would give 3.
+# **Merging.** Each meeting gives an output over these keys, and *lse*, the log of the sum of their exponentials. A part
+# weighs as much as its sum. Suppose that a query's first part has output 1 and sum 1, so its lse is 0. The second has
+# output 5 and sum 3, so its lse is $\ln 3 = 1.10$. Together the sum is 4, the lse is $\ln 4 = 1.39$, and the output is
+# $1/4 \cdot 1 + 3/4 \cdot 5 = 4$. Each weight is $e^{\text{lse of the part} - \text{lse of all}}$.
 #
-# lse may be 200, and $e^{200}$ is infinite in float32. So a merge takes exponentials only of differences that are not
-# positive. A program that extended models to long contexts computed `lse + log(1 + exp(block_lse - lse))`. The inner
-# exponential overflowed, and training failed until `logsigmoid` replaced it
+# A merge takes exponentials only of differences that are not positive, since $e^{89}$ is infinite in float32. In one
+# program, `lse + log(1 + exp(block_lse - lse))` overflowed, until `logsigmoid` replaced it
 # ([EasyContext#14](https://github.com/jzhang38/EasyContext/issues/14)). `torch.logaddexp` is safe too.
 #
-# **Causality.** Now let a query see only its own position and those before it. Cut the sequence into 4 equal chunks,
-# one for each rank. Rank 0's queries see half of their own chunk: half a pair of chunks. Rank 3's see three whole
-# chunks and half of their own: 3.5 pairs. The average is 2, so the GPUs work 57 % of the time, and wait for rank 3 in
-# the rest.
+# **Causality.** Now a query sees only its own position and those before it. Cut the sequence into 4 chunks, one for
+# each rank. The queries of rank 0 see half of their own chunk. Those of rank 3 see three whole chunks and half of their
+# own: 3.5 pairs of chunks. The average is 2, so the GPUs work 57 % of the time.
 #
-# The *zig-zag* order cures this. Cut the sequence into 8 chunks for 4 ranks, and give each rank an early one and a late
-# one: rank r holds the chunks r and 7 - r.
+# The *zig-zag* order cures this. Cut the sequence into 8 chunks, and give each rank an early one and a late one: rank 0
+# holds chunks 0 and 7, rank 1 holds 1 and 6, rank 2 holds 2 and 5, and rank 3 holds 3 and 4.
 #
-# | rank | its chunks |
-# |---|---|
-# | 0 | 0 and 7 |
-# | 1 | 1 and 6 |
-# | 2 | 2 and 5 |
-# | 3 | 3 and 4 |
+# Take rank 1 when the keys of rank 0 arrive. Chunk 0 lies before both of its chunks, so all of its queries see it.
+# Chunk 7 lies behind both, so none does. When the keys of rank 2 arrive, the late queries (chunk 6) see chunks 2 and 5,
+# and the early ones (chunk 1) see neither. Either way two of four pairs of chunks are computed, whole and without a
+# mask. Only a rank's own keys need the usual mask.
 #
-# Take rank 1 when the keys of rank 0 arrive. Chunk 0 lies before both of its chunks, so all its queries see it. Chunk 7
-# lies behind both, so none does. When the keys of rank 2 arrive, its late queries (chunk 6) see both 2 and 5, and its
-# early ones (chunk 1) see neither. Either way two of four pairs of chunks are computed, whole, without a mask. Only a
-# rank's own keys need one, and its own tokens are in ascending order: the usual mask of a square is right.
-#
-# In PithTrain, zig-zag together with exchanges that overlap the computation and a compiled merge took a layer's time
-# from 13.87 to 8.30 ms (Qwen3-30B-A3B, 4 ranks, 32k tokens, the card is not named). Before, early ranks waited 83 % of
-# the time for the last ([pith-train#39](https://github.com/mlc-ai/pith-train/pull/39)).
+# In PithTrain, zig-zag, exchanges that overlap the computation, and a compiled merge together cut the time of a layer
+# from 13.87 to 8.30 ms (4 ranks, 32k tokens; the card is not named). Before, early ranks waited 83 % of the time
+# ([pith-train#39](https://github.com/mlc-ai/pith-train/pull/39)).
 #
 # The next cell counts pairs for 8 ranks. **Predict** how much of the time the ranks work on average with one chunk
 # each, in percent.
@@ -83,8 +73,7 @@ print(f"every 8th token: {working_time(striped):.1f} %")
 measured("20 working time of 8 ranks, one causal chunk each", working_time(one_chunk), "%")
 
 # %% [markdown]
-# Dealing out single tokens balances the work as well, but every pair of ranks then needs a mask. With zig-zag a mask is
-# needed only for a rank's own tokens. You write both parts: which tokens a rank holds, and the ring.
+# Dealing out single tokens balances the work as well, but then every pair of ranks needs a mask.
 
 # %%
 # Exercise 20.4 · Ring attention, causal and balanced
