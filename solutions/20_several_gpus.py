@@ -19,232 +19,260 @@ device = default_device()
 on_gpu = not interpreting()
 
 # %% [markdown]
-# ## What a step costs on several GPUs
+# ## Ring attention · deeper
 #
-# Each step of a model that generates text reads all of its weights, and the KV cache of each sequence. With 70 billion
-# parameters in 16 bits there are 140 GB of weights. They do not fit into the 80 GB of an H100, and reading them at its
-# 3.35 TB/s would take 42 ms. Eight GPUs can share the reading: each holds an eighth of every weight, and reads its
-# 17.5 GB in 5.2 ms.
+# A long sequence may not fit on one GPU. With 8 key heads of 128 numbers, the keys and values of a token take 4,096
+# bytes in bfloat16, in each layer. For a million tokens (2²⁰) and 32 layers that is 137 GB, and an H100 has 80. So the
+# tokens are shared out: each rank keeps the queries, keys and values of its own. But a query has to meet the keys of
+# all tokens.
 #
-# A GPU together with its program is called a *rank*; ranks are numbered from 0. A rank's part of a weight is a *shard*.
-# Cutting every weight into shards is called *tensor parallelism*, and 20.2 shows how to cut. It has a price: behind
-# attention and behind the MLP each rank has only a *partial sum* of every number. The next operation needs the sum over
-# all ranks, on every rank. An operation that gives it to all is an *all-reduce*. So a layer has two of them, and each
-# adds batch · width numbers.
+# In *ring attention* the queries stay, and keys and values travel. In each step every rank sends the ones that it holds
+# to the next rank, and receives others from the rank before. After `ranks - 1` exchanges all queries have met all keys.
 #
-# The numbers travel over *links* between the GPUs. On an H100 a GPU receives up to 450 GB/s over its links. Here are
-# two ways to add up S bytes:
+# **Merging.** Each meeting gives an output over these keys, and *lse*, the log of the sum of their exponentials. A part
+# weighs as much as its sum. Suppose that a query's first part has output 1 and sum 1, so its lse is 0. The second has
+# output 5 and sum 3, so its lse is $\ln 3 = 1.10$. Together the sum is 4, the lse is $\ln 4 = 1.39$, and the output is
+# $1/4 \cdot 1 + 3/4 \cdot 5 = 4$. Each weight is $e^{\text{lse of the part} - \text{lse of all}}$.
 #
-# - **One-shot.** Each rank reads the numbers of all other ranks and adds them up itself. With 4 ranks it receives 3 S.
-# - **Two-shot.** Each rank adds up one share. With 4 ranks, rank 0 reads the first quarter of the numbers of the other
-#   3, and adds it up. Then it reads the other three quarters, each from the rank that has added it up. It receives ¾ S
-#   in each of two phases, 1.5 S in all. The second phase must wait for the first.
+# A merge takes exponentials only of differences that are not positive, since $e^{89}$ is infinite in float32. In one
+# program, `lse + log(1 + exp(block_lse - lse))` overflowed, until `logsigmoid` replaced it
+# ([EasyContext#14](https://github.com/jzhang38/EasyContext/issues/14)). `torch.logaddexp` is safe too.
 #
-# With 8 ranks these are 7 S and 1.75 S. Is two-shot four times as fast, then? For one sequence and a width of 8,192, S
-# is 16 KiB. One-shot receives 114,688 bytes, and at 450 GB/s they take 0.25 µs. On eight H100s a one-shot kernel took
-# 13.3 µs for 8k numbers of this size ([helion#245](https://github.com/pytorch/helion/pull/245)). Nearly all of it is
-# *latency*, which does not depend on the bytes: the kernel starts, and the ranks wait for each other. So count one
-# latency for one-shot and two for two-shot, and add the bytes. A 70B model has 80 layers, so its 160 all-reduces of
-# 13 µs take 2.1 ms beside the 5.2 ms of reading.
+# **Causality.** Now a query sees only its own position and those before it. Cut the sequence into 4 chunks, one for
+# each rank. The queries of rank 0 see half of their own chunk. Those of rank 3 see three whole chunks and half of their
+# own: 3.5 pairs of chunks. The average is 2, so the GPUs work 57 % of the time.
 #
-# **The cache** is shared out by whole KV heads. With 8 KV heads on 4 ranks each rank holds 2, a quarter of the cache.
-# With 2 KV heads on 8 ranks, four ranks need the same head, and each keeps a copy: each reads half of the cache. One
-# project divided by 32 devices where Llama 3 has 8 KV heads
-# ([tenstorrent/vllm#50](https://github.com/tenstorrent/vllm/pull/50)). Another one, on TPUs, cut heads into pieces and
-# put them together over the links. With copies its step took 1.58 ms instead of 3.1 ms
-# ([tpu-inference#2661](https://github.com/vllm-project/tpu-inference/pull/2661)).
+# The *zig-zag* order cures this. Cut the sequence into 8 chunks, and give each rank an early one and a late one: rank 0
+# holds chunks 0 and 7, rank 1 holds 1 and 6, rank 2 holds 2 and 5, and rank 3 holds 3 and 4.
 #
-# **Predict** how many times as fast a model with 8 billion parameters becomes on 8 GPUs: 16 GB of weights, 32 layers, a
-# width of 4,096, one sequence, a latency of 13 µs.
+# Take rank 1 when the keys of rank 0 arrive. Chunk 0 lies before both of its chunks, so all of its queries see it.
+# Chunk 7 lies behind both, so none does. When the keys of rank 2 arrive, the late queries (chunk 6) see chunks 2 and 5,
+# and the early ones (chunk 1) see neither. Either way two of four pairs of chunks are computed, whole and without a
+# mask. Only a rank's own keys need the usual mask.
+#
+# In PithTrain, zig-zag, exchanges that overlap the computation, and a compiled merge together cut the time of a layer
+# from 13.87 to 8.30 ms (4 ranks, 32k tokens; the card is not named). Before, early ranks waited 83 % of the time
+# ([pith-train#39](https://github.com/mlc-ai/pith-train/pull/39)).
+#
+# The next cell counts pairs for 8 ranks. **Predict** how much of the time the ranks work on average with one chunk
+# each, in percent.
 
 # %%
-predict("20 8B model, 8 GPUs instead of 1", ..., "times")
+predict("20 working time of 8 ranks, one causal chunk each", ..., "%")
 
 # %%
-# Exercise 20.1 · What a step costs on several GPUs
-def received_bytes(ranks: int, numbers: int, itemsize: int, method: str) -> float:
-    """How many bytes one rank receives over the links in one all-reduce.
+def working_time(positions_of_ranks):
+    """The average number of pairs of a query and a key that a rank computes, in percent of the largest."""
+    pairs = [sum(position + 1 for position in positions) for positions in positions_of_ranks]
+    return 100 * sum(pairs) / len(pairs) / max(pairs)
 
-    ranks: at least 1. With 1 rank nothing is received.
-    numbers: how many numbers are added up, the same on each rank: a multiple of ranks, at least 1. In two-shot each
-        rank adds up numbers / ranks of them.
-    itemsize: bytes of a number: 1, 2, 4 or 8.
-    method: "one-shot" or "two-shot".
-    Returns: one number, not rounded. What a rank has itself does not travel, and what it sends is not counted.
+
+one_chunk = [range(1024 * rank, 1024 * rank + 1024) for rank in range(8)]
+striped = [range(rank, 8192, 8) for rank in range(8)]
+print(f"every 8th token: {working_time(striped):.1f} %")
+measured("20 working time of 8 ranks, one causal chunk each", working_time(one_chunk), "%")
+
+# %% [markdown]
+# Dealing out single tokens balances the work as well, but then every pair of ranks needs a mask.
+
+# %%
+# Exercise 20.4 · Ring attention, causal and balanced
+def positions(rank: int, ranks: int, tokens: int) -> list[int]:
+    """The positions of the tokens that a rank holds, in the zig-zag order.
+
+    rank: 0 … ranks - 1. ranks: at least 1. tokens: a positive multiple of 2 · ranks.
+    Returns: a list of tokens / ranks whole numbers (or an int64 tensor). The tokens 0 … tokens - 1 are cut into
+    2 · ranks equal chunks. A rank holds chunk `rank` and behind it chunk 2 · ranks - 1 - rank.
     """
     # BEGIN SOLUTION
-    from_each = numbers * itemsize if method == "one-shot" else 2 * numbers * itemsize / ranks
-    return (ranks - 1) * from_each
+    chunk = tokens // (2 * ranks)
+    late = 2 * ranks - 1 - rank
+    return [*range(rank * chunk, (rank + 1) * chunk), *range(late * chunk, (late + 1) * chunk)]
     # END SOLUTION
 
 
-def step_seconds(
-    ranks: int, layers: int, batch: int, width: int, weight_bytes: float, cache_bytes: float, kv_heads: int,
-    memory_rate: float, link_rate: float, latency: float,
-) -> float:
-    """The seconds of a decode step with tensor parallelism: first a rank's reads, then all its all-reduces.
+def ring_attention(rank: int, ranks: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attend):
+    """Causal attention of a rank's queries over the tokens of all ranks: a generator of steps.
 
-    ranks, layers, batch, kv_heads: at least 1. width: a multiple of ranks.
-    weight_bytes: of the whole model, at least 1; each rank reads its share, 1 / ranks of them, once.
-    cache_bytes: of all sequences, layers and KV heads, 0 or more. A rank reads the cache of its own KV heads, once.
-    kv_heads: a multiple of ranks, or ranks is a multiple of kv_heads. A rank has kv_heads / ranks of them, or one whole
-        head where there are fewer heads than ranks.
-    memory_rate, link_rate: bytes a second that each rank reads from its memory and receives over its links; positive
-        numbers.
-    latency: seconds, 0 or more.
-
-    Each layer has two all-reduces of batch · width numbers of 2 bytes. Each is done by the faster of the two methods:
-    one-shot takes one latency and two-shot two, and the bytes of `received_bytes` come on top, at link_rate. Nothing
-    overlaps, so all times add up. One rank does no all-reduce.
-    Returns: one number, not rounded.
+    ranks: 1 … 8. Each runs this program.
+    query, key, value: those of the rank's own tokens, [heads, rows, dim], in the order of `positions`. float32 or
+        bfloat16, all of one dtype, contiguous. heads and dim are at least 1; rows is even, at least 2, and the same on
+        all ranks. Scores are at most 300 in size, and may differ by 300 from chunk to chunk.
+    attend: a function. attend(query, key, value, causal) takes any part of these and returns (out, lse): attention of
+        these queries over these keys in float32, [heads, queries, dim], and the natural logarithm of the sum of their
+        exponentials, float32 [heads, queries]. Scores are divided by √dim. With causal=False all queries see all keys;
+        with causal=True query i sees the keys 0 … i, and there must be as many keys as queries.
+    Yields: tensor = yield ("exchange", to, tensor, source) sends a tensor to one rank and receives one from another.
+        yield ("send", to, tensor) and tensor = yield ("receive", source) are allowed too, and nothing else. The ranks
+        are played in any order. A send may wait until its receiver takes the message.
+    Returns: (out, lse), float32 [heads, rows, dim] and [heads, rows]: attention of each of the rank's queries over the
+    tokens at its position and before, of all ranks.
+    A rank receives at most (ranks - 1) times the bytes of its keys and values. `attend` computes each pair of a query
+    and a key that causality allows once, and no other; the pairs are counted, on each rank.
     """
     # BEGIN SOLUTION
-    seconds = (weight_bytes / ranks + cache_bytes / min(ranks, kv_heads)) / memory_rate
-    if ranks == 1:
-        return seconds
-    methods = ((1, "one-shot"), (2, "two-shot"))
-    all_reduce = min(
-        phases * latency + received_bytes(ranks, batch * width, 2, method) / link_rate for phases, method in methods
-    )
-    return seconds + 2 * layers * all_reduce
+    half = query.shape[1] // 2
+    out, lse = attend(query, key, value, True)
+    travelling = torch.stack([key, value])
+    for step in range(1, ranks):
+        travelling = yield "exchange", (rank + 1) % ranks, travelling, (rank - 1) % ranks
+        source = (rank - step) % ranks
+        if source < rank:  # all queries see its early chunk
+            seeing, seen = slice(None), slice(0, half)
+        else:  # the late queries see both of its chunks
+            seeing, seen = slice(half, None), slice(None)
+        part, part_lse = attend(query[:, seeing], travelling[0][:, seen], travelling[1][:, seen], False)
+        whole = torch.logaddexp(lse[:, seeing], part_lse)
+        before = out[:, seeing] * torch.exp(lse[:, seeing] - whole)[..., None]
+        out[:, seeing] = before + part * torch.exp(part_lse - whole)[..., None]
+        lse[:, seeing] = whole
+    return out, lse
     # END SOLUTION
 
-# %%
-best_received_bytes, best_step_seconds = check("20.1", received_bytes, step_seconds).best
 
 # %%
-H100 = {"memory_rate": 3.35e12, "link_rate": 450e9, "latency": 13e-6}
-MODELS = {"8B": (32, 4096, 16e9), "70B": (80, 8192, 140e9)}  # layers, width, bytes of the weights
-print(f"{'':16}{'1 GPU':>10}{'2':>10}{'4':>10}{'8':>10}")
-for name, (layers, width, weight_bytes) in MODELS.items():
-    for batch in (1, 256):
-        milliseconds = [
-            1e3 * best_step_seconds(ranks, layers, batch, width, weight_bytes, 0, 8, **H100) for ranks in (1, 2, 4, 8)
-        ]
-        print(f"{name}, batch {batch:<6}" + "".join(f"{one:8.2f}ms" for one in milliseconds))
-one, eight = (best_step_seconds(ranks, 32, 1, 4096, 16e9, 0, 8, **H100) for ranks in (1, 8))
-measured("20 8B model, 8 GPUs instead of 1", one / eight, "times")
+best_positions, best_ring_attention = check("20.4", positions, ring_attention).best
 
 # %% [markdown]
-# Eight GPUs make the 8B model only 3.3 times as fast, because its 64 all-reduces take longer than its reading. The 70B
-# model becomes 5.7 times as fast. These times are computed, not measured. For one sequence nearly all of an all-reduce
-# is latency, so one-shot is the faster method. With 256 sequences on eight GPUs the bytes count, and two-shot wins.
-
-# %% [markdown]
-# ## An MLP on several ranks
-#
-# How do you cut a layer so that its ranks have to meet only once? Take the MLP of exercise 18.4. Its first weight has
-# 2 · hidden rows, first those of the *gate* and then those of *up*. They make hidden numbers $silu(gate) \cdot up$, and
-# a second weight, *down*, makes `width` numbers of these.
-#
-# **Cut the first weight by rows.** Each row makes one gate or one up, so a rank with some of the rows has whole gates
-# and ups. silu needs nothing but its own gate. If you cut the weight by columns, each rank has a part of every gate.
-# Then you need an all-reduce before silu, because silu of a sum is not the sum of silus.
-#
-# **Cut down by columns.** Each output is a sum over all hidden numbers. A rank has some of them and adds up its terms:
-# a partial sum. One all-reduce completes it.
-#
-# Take one output, hidden size 4 and 2 ranks. The gates are 1, -1, 2 and 0, every up is 1, and so is every number of
-# down. The hidden numbers are 0.731, -0.269, 1.762 and 0. Rank 0 has the first two, and its partial sum is 0.462. Rank
-# 1 has 1.762. Together they make 2.224.
-#
-# Two faults are common:
-#
-# - **The bias of down counts once.** Say that it is 0.5, so the result is 2.724. If each rank adds it to its partial
-#   sum, the all-reduce makes 3.224 of it. A serving engine had this fault
-#   ([text-generation-inference#1036](https://github.com/huggingface/text-generation-inference/issues/1036)). Rank 0
-#   alone may add the bias before the sum, or all ranks after it.
-# - **Gate and up are cut apart.** With hidden size 4, rank 0 needs the rows 0 and 1, two gates, and 4 and 5, two ups.
-#   Cut in two blocks, the weight gives rank 0 the rows 0 to 3: all gates, and no up. The shapes are the same, so there
-#   is no error, only a wrong result ([Automodel#1324](https://github.com/NVIDIA-NeMo/Automodel/pull/1324)).
-#
-# **How a rank's program is written.** You need no second GPU: `play_ranks` plays the programs of all ranks in one
-# process. A program is a generator. It stops at every `yield`, which names a *step*, and goes on with the step's value.
-# Meanwhile the other ranks go on, in an order that can be chosen. What is wrong in one order alone is found in that
-# order. `play_ranks` also counts the bytes that each rank receives, those of an all_reduce as in one-shot. The next
-# cell adds up a number of each of two ranks.
+# The next cell plays your ring with 4 ranks and compares it with attention over the whole sequence. The largest
+# difference should be a rounding of float32, below $10^{-5}$.
 
 # %%
 from course_lib.hardware.simulated_ranks import play_ranks
 
 
-def add_up(rank, ranks, number):
-    total = yield ("all_reduce", number)
-    return total
+def attend(query, key, value, causal):
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+    return scores.softmax(-1) @ value, scores.logsumexp(-1)
 
 
-played = play_ranks(add_up, [(torch.tensor([1.0]),), (torch.tensor([10.0]),)])  # the arguments of each rank
-print(played["ending"], played["results"], "bytes received:", played["received"])
+ranks, tokens = 4, 64
+generator = torch.Generator().manual_seed(3)
+query, key, value = torch.randn(3, 2, tokens, 16, generator=generator)
+places = [torch.as_tensor(best_positions(rank, ranks, tokens)) for rank in range(ranks)]
+given = [(query[:, place], key[:, place], value[:, place], attend) for place in places]
+played = play_ranks(best_ring_attention, given, order="descending", buffered=False)
+whole = torch.empty_like(query)
+for place, (out, _) in zip(places, played["results"]):
+    whole[:, place] = out
+print(played["ending"], "- the largest difference:", f"{(whole - attend(query, key, value, True)[0]).abs().max():.1e}")
+print("working time:", f"{working_time([place.tolist() for place in places]):.1f} %, received:", played["received"])
 
 # %% [markdown]
-# Both ranks have 11, and each has received the 4 bytes of the other's float32.
+# ## The ring backwards · deeper
 #
-# **Predict** how many bytes a rank receives in the MLP with 4 ranks, 3 tokens, a width of 64 and a hidden size of 256.
+# Training needs the gradients dq, dk and dv of queries, keys and values. The forward pass left each rank its outputs
+# and its *lse*, both over all keys. With them, and with the gradient of its outputs, a rank can compute what a piece of
+# keys contributes. The weights of these keys are $P = e^{S - \text{lse}}$, already those of the whole row. So nothing
+# has to be merged with weights: all contributions are added.
+#
+# The gradient of a query is a sum over keys. The queries stay, so dq stays and adds up. The gradients of keys and
+# values are sums over queries, and those are spread over all ranks. So dk and dv travel with the keys and values that
+# they belong to, and every rank adds its part.
+#
+# Follow the keys of rank 0 through a ring of three. Rank 0 computes its own part of their dk, say 1. Keys and dk go to
+# rank 1, whose queries add 10, and then to rank 2, whose queries add 100. After these two exchanges the sum 111 is
+# complete, but it is on rank 2. A third exchange brings it home. The keys need not make this last way.
+#
+# Each rank sends all the time. While the keys of rank 0 are on rank 2, rank 0 itself holds those of rank 1.
+#
+# **Two faults that happened.** In diffusers, the ring passed keys and values on, but the function that computed the
+# gradients read the ones that had been saved in the forward pass: the rank's own, in every step. The gradients were
+# wrong, and nothing failed, since all shapes were right
+# ([diffusers#14265](https://github.com/huggingface/diffusers/issues/14265)). A check with one rank does not find it.
+#
+# In another implementation, gradients became worse with every rank that was added. It adds in 32 bits, but the kernel
+# for a pair of pieces hands out numbers of 16 bits, so each of the contributions was rounded before it was added
+# ([ring-flash-attention#42](https://github.com/zhuzilin/ring-flash-attention/issues/42)). Your function for a pair
+# returns float32. Sums stay in float32, and travel so.
+#
+# That costs bytes. Let a rank's keys have $n$ numbers, and its values too. On their way forward, they bring each of 4
+# ranks $3 \cdot 2n$ numbers of 2 bytes. **Predict** how many times as many bytes a rank receives backwards, with
+# bfloat16 for keys and values and float32 for their gradients.
 
 # %%
-predict("20 bytes received by a rank in one MLP", ..., "bytes")
+predict("20 bytes of the ring backwards, 4 ranks", ..., "times the forward")
 
 # %%
-# Exercise 20.2 · An MLP on several ranks
-def shard(
-    rank: int, ranks: int, gate_up: torch.Tensor, gate_up_bias: torch.Tensor, down: torch.Tensor,
-    down_bias: torch.Tensor,
-) -> tuple:
-    """The part of the MLP's weights that one rank holds.
+# Exercise 20.5 · The ring backwards
+def ring_backward(
+    rank: int, ranks: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
+    lse: torch.Tensor, grad_out: torch.Tensor, attend_backward,
+):
+    """The gradients of a rank's queries, keys and values, where all queries see the keys of all ranks: a generator.
 
-    ranks: at least 1. rank: 0 … ranks - 1.
-    gate_up: [2 · hidden, width]: first all rows of the gate, then all rows of up. gate_up_bias: [2 · hidden], alike.
-    down: [width, hidden]. down_bias: [width]. hidden is a multiple of ranks, and width at least 1.
-    All are float32 and contiguous, and are not changed. Weights are up to 10 in size. Biases are up to 1,000 in size,
-    and may be 0.
-    Returns: a tuple or list in a form of your own, of tensors, numbers and None. It is copied to the rank's GPU. Its
-    tensors have at most (2 · hidden · width + 2 · hidden + hidden · width) / ranks + width numbers in all.
+    ranks: 1 … 8. Each runs this program.
+    query, key, value: those of the rank's own tokens, [heads, tokens, dim]. float32 or bfloat16, all of one dtype,
+        contiguous. All sizes are at least 1, and the same on all ranks. Scores are at most 300 in size. There is no
+        mask.
+    out, lse: what the forward pass gave for these queries over the keys of all ranks: [heads, tokens, dim] of the same
+        dtype, and float32 [heads, tokens].
+    grad_out: the gradient of out, of its shape and dtype.
+    attend_backward: a function. attend_backward(query, key, value, out, lse, grad_out) takes the last three as they
+        are, and any rank's keys and values. It returns (dq, dk, dv): what these queries and these keys contribute to
+        each other's gradients, float32, of the shapes of query, key and value.
+    Yields: tensor = yield ("exchange", to, tensor, source) sends a tensor to one rank and receives one from another.
+        yield ("send", to, tensor) and tensor = yield ("receive", source) are allowed too, and nothing else. The ranks
+        are played in any order. A send may wait until its receiver takes the message.
+    Returns: (dq, dk, dv) of the rank's own tokens, float32 [heads, tokens, dim]: sums over the keys of all ranks, and
+    over the queries of all ranks, added up in float32.
+    A rank receives at most (ranks - 1) times the bytes of its keys and values, and ranks times those of dk and dv; with
+    one rank nothing. attend_backward computes each pair of a query and a key once.
     """
     # BEGIN SOLUTION
-    hidden = down.shape[1]
-    own = slice(rank * hidden // ranks, (rank + 1) * hidden // ranks)
-    gate, up = gate_up.chunk(2)
-    gate_bias, up_bias = gate_up_bias.chunk(2)
-    return gate[own], up[own], gate_bias[own], up_bias[own], down[:, own], down_bias
+    after, before = (rank + 1) % ranks, (rank - 1) % ranks
+    dq, dk, dv = attend_backward(query, key, value, out, lse, grad_out)
+    travelling, gradients = torch.stack([key, value]), torch.stack([dk, dv])
+    for _ in range(ranks - 1):
+        travelling = yield "exchange", after, travelling, before
+        gradients = yield "exchange", after, gradients, before
+        more, dk, dv = attend_backward(query, travelling[0], travelling[1], out, lse, grad_out)
+        dq += more
+        gradients += torch.stack([dk, dv])
+    gradients = yield "exchange", after, gradients, before  # home
+    return dq, gradients[0], gradients[1]
     # END SOLUTION
 
 
-def mlp(rank: int, ranks: int, x: torch.Tensor, part: tuple):
-    """The program of one rank: a generator that computes (silu(x gateᵀ + bias) · (x upᵀ + bias)) downᵀ + down_bias.
-
-    rank, ranks: as above.
-    x: [tokens, width], at least 1 of each, float32, contiguous, the same on all ranks; up to 10,000 in size.
-    part: what `shard` returned for this rank. It serves many calls, so it is not changed, and x is not either.
-    Yields: ("all_reduce", tensor), a step whose value is the sum of the ranks' tensors, which have the same shape. In a
-        call a rank takes at most this one step, with tokens · width numbers. If ranks is 1, it may leave it out.
-    Returns: [tokens, width], float32: the result of the whole MLP, on every rank.
-    The ranks' programs are played in many orders.
-    """
-    # BEGIN SOLUTION
-    gate, up, gate_bias, up_bias, down, down_bias = part
-    hidden = F.silu(F.linear(x, gate, gate_bias)) * F.linear(x, up, up_bias)  # [tokens, hidden / ranks]
-    total = yield ("all_reduce", hidden @ down.T)
-    return total + down_bias
-    # END SOLUTION
-
 # %%
-best_shard, best_mlp = check("20.2", shard, mlp).best
-
-# %%
-ranks, tokens, width, hidden = 4, 3, 64, 256
-x, gate_up, gate_up_bias = torch.randn(tokens, width), torch.randn(2 * hidden, width), torch.randn(2 * hidden)
-down, down_bias = torch.randn(width, hidden), torch.randn(width)
-parts = [best_shard(rank, ranks, gate_up, gate_up_bias, down, down_bias) for rank in range(ranks)]
-played = play_ranks(best_mlp, [(x, part) for part in parts])
-
-gate, up = F.linear(x, gate_up, gate_up_bias).chunk(2, -1)
-whole = F.linear(F.silu(gate) * up, down, down_bias)
-print("largest difference from one GPU:", max((result - whole).abs().max().item() for result in played["results"]))
-print("numbers on a rank:", sum(one.numel() for one in parts[0] if torch.is_tensor(one)), "of", 3 * hidden * width
-      + 2 * hidden + width)
-measured("20 bytes received by a rank in one MLP", played["received"][0], "bytes")
+best_ring_backward = check("20.5", ring_backward).best
 
 # %% [markdown]
-# It receives 2,304 bytes: 3 ranks send 3 · 64 numbers of 4 bytes each. The hidden size makes no difference, because the
-# hidden numbers never travel. Attention is cut in the same way: each rank has some of the heads, and the output
-# projection is cut by columns like down. That is the other all-reduce of a layer.
+# The next cell counts the bytes of both directions, and compares the gradients with those of autograd.
+
+# %%
+def attend_backward(query, key, value, out, lse, grad_out):
+    query, key, value, out, grad_out = (part.float() for part in (query, key, value, out, grad_out))
+    scale = 1 / math.sqrt(query.shape[-1])
+    weights = torch.exp(query @ key.mT * scale - lse[..., None])
+    grad_scores = weights * (grad_out @ value.mT - (out * grad_out).sum(-1, keepdim=True))
+    return grad_scores @ key * scale, grad_scores.mT @ query * scale, weights.mT @ grad_out
+
+
+def cut(*tensors):
+    """The parts of each rank, in order."""
+    return zip(*(tensor.chunk(ranks, dim=1) for tensor in tensors))
+
+
+key, value = key.bfloat16(), value.bfloat16()
+whole = [tensor.float().requires_grad_() for tensor in (query.bfloat16(), key, value)]
+out, lse = attend(*whole, causal=False)
+grad_out = torch.randn(out.shape, generator=generator).bfloat16()
+wanted = torch.autograd.grad(out, whole, grad_out.float())
+
+given = [(*parts, attend_backward)
+         for parts in cut(query.bfloat16(), key, value, out.detach().bfloat16(), lse.detach(), grad_out)]
+backwards = play_ranks(best_ring_backward, given, order="descending", buffered=False)
+found = [torch.cat(parts, dim=1) for parts in zip(*backwards["results"])]
+print("the largest differences of dq, dk, dv:",
+      *(f"{(mine - theirs).abs().max():.1e}" for mine, theirs in zip(found, wanted)))
+forwards = 3 * 2 * key[:, : tokens // ranks].nbytes
+times = backwards["received"][0] / forwards
+measured("20 bytes of the ring backwards, 4 ranks", times, "times the forward")
+
+# %% [markdown]
+# Backwards a rank receives 3.7 times as much: the keys and values once more, $12n$ bytes, and four times $2n$ numbers
+# of 4 bytes, $32n$. The gradients differ from those of autograd by about 0.001, because `out` was rounded to bfloat16
+# before it was handed back.

@@ -37,12 +37,10 @@ RETURNED, ATTEND = "out, lse", inspect.getsource(attend)
 
 def listed(functions, rank, ranks, tokens):
     """The positions as plain numbers. It is sent to the worker by its source alone."""
-    import torch
+    import operator
 
     result = functions["positions"](rank, ranks, tokens)
-    if isinstance(result, torch.Tensor):
-        result = result.tolist() if result.dtype == torch.int64 and result.dim() == 1 else str(result)
-    return {f"token {place}": number for place, number in enumerate(result)}
+    return {f"token {place}": operator.index(number) for place, number in enumerate(result)}
 
 
 def placed(*arguments):

@@ -122,8 +122,9 @@ CHANGES = (
         "% ranks.", home_the_wrong_way=(HOME, f"home = {BACK}")),
     *edits("The gradients were sent one rank too far.",
         one_rank_too_far=(HOME, f"gradients = {EXCHANGE}\n{HOME}")),
-    *edits("Only the last step's gradients of keys and values are kept. Add to the ones that arrived.",
-        overwritten=(ADDED, "torch.stack([dk, dv])")),
+    *edits("Only the last step's gradients of keys and values are kept, or returned. Add to the ones that arrived, and "
+        "return what comes home.",
+        overwritten=(ADDED, "torch.stack([dk, dv])"), overwritten__returned=(RESULT, "dq, dk, dv")),
     *edits("Only the last step's dq is kept. The gradient of a query is the sum over the keys of all ranks.",
         dq_overwritten=(SUM, "more")),
     *edits("What a rank's own queries give for its own keys and values is missing from dk and dv.",

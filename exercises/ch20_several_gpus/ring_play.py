@@ -117,35 +117,23 @@ def exchanged_too_often(most: Callable) -> Mistake:
     def when(case, seen, got):
         return "received" in seen.noted and seen.noted["received"] == most(*case.args) + 2 * case.args[3][0][1].nbytes
 
-    return Mistake(
-        "exchanged_after_the_last_step",
-        "Keys and values were exchanged once more after the last step, though no one needs them: ranks - 1 exchanges "
-        "of them are enough.",
-        when=when,
-        cost=True,
-    )
+    said = "Keys and values were exchanged once more after the last step: ranks - 1 exchanges of them are enough."
+    return Mistake("exchanged_after_the_last_step", said, when, cost=True)
 
 
 MISTAKES = (
-    Mistake(
-        "waits_forever",
-        "Ranks wait for each other for ever. A send may wait until its receiver takes the message: if all ranks send "
-        "first, none receives. Use exchange, which does both at once, and let all ranks take equally many steps.",
-        when=told("waits for", "waits at"),
-    ),
-    Mistake(
-        "no_generator",
-        "The function is no generator, or returns something else than the tensors that are asked for. Yield the steps, "
-        'as in tensor = yield ("exchange", to, tensor, source), and return the result at the end.',
-        when=told("is no generator", "it must return"),
-    ),
-    Mistake(
-        "other_steps",
-        "Ranks took other steps than exchange, send and receive. A step of all ranks together, such as all_gather, "
-        "makes each rank hold the tensors of all of them at once.",
-        when=told("other steps than"),
-    ),
-)
+    Mistake("waits_forever", "Ranks wait for ever; the text above says who waits for whom. If all ranks send first, "
+        "none receives, because a send may wait until its receiver takes the message: exchange does both at once. "
+        "Otherwise a message that is waited for was sent to another rank, or never.", when=told("waits")),
+    Mistake("no_generator", "The function is no generator, or returns something else than the tensors that are asked "
+        'for. Yield the steps, as in tensor = yield ("exchange", to, tensor, source), and return the result at the '
+        "end.", when=told("is no generator", "it must return")),
+    Mistake("unknown_step", "A step is not among those that exist. Each sends one tensor: torch.stack([key, value]) "
+        'makes one of two. ("exchange", to, tensor, source) names the receiver first and the sender last, both from 0 '
+        "to ranks - 1.", when=told("does not exist among")),
+    Mistake("other_steps", "Ranks took other steps than exchange, send and receive. A step of all ranks together, such "
+        "as all_gather, makes each rank hold the tensors of all of them at once.", when=told("other steps than")),
+)  # fmt: skip
 
 TAKEN, PASSED_ON = "travelling[0], travelling[1]", 'yield ("exchange", after, travelling, before)'
 PASSING = (
@@ -154,6 +142,7 @@ PASSING = (
     *edits("Keys and values are not passed on: every step sends the rank's own ones, so the same neighbour's arrive "
         "each time. Send what you received last.",
         not_passed_on=(PASSED_ON, PASSED_ON.replace("travelling", "torch.stack([key, value])"))),
+    *edits("Keys were taken for values, and values for keys.", keys_for_values=(TAKEN, "travelling[1], travelling[0]")),
     *edits("Keys travel and values stay, or the other way round. Both of a pair come from the same rank.",
         one_of_two_travels=(TAKEN, "travelling[0], value"), one_of_two_travels__values=(TAKEN, "key, travelling[1]")),
 )  # fmt: skip

@@ -59,12 +59,12 @@ def ring(rank, ranks, query, key, value, attend):
     return out, lse
 
 
-def own_in_chunks(query, key, value, attend, half, second=True, across=True):
-    """Attention over a rank's own tokens, chunk by chunk."""
-    out, lse = attend(query[:, :half], key[:, :half], value[:, :half], True)
+def own_in_chunks(merge, query, key, value, attend, half, first=True, second=True, across=False):
+    """Attention over a rank's own tokens, chunk by chunk; whether each pair has a mask, and None for no such pair."""
+    out, lse = attend(query[:, :half], key[:, :half], value[:, :half], first)
     late, late_lse = attend(query[:, half:], key[:, half:], value[:, half:], second)
-    if across:
-        late, late_lse = merged(late, late_lse, *attend(query[:, half:], key[:, :half], value[:, :half], False))
+    if across is not None:
+        late, late_lse = merge(*attend(query[:, half:], key[:, :half], value[:, :half], across), late, late_lse)
     return torch.cat([out, late], 1), torch.cat([lse, late_lse], 1)
 
 
@@ -74,10 +74,15 @@ SOURCE, BEFORE, STEPS = "(rank - step) % ranks", "if source < rank", "range(1, r
 ALL = "late, late_lse = merged(out[:, half:], lse[:, half:], part, part_lse)"
 JOINED = "torch.cat([out[:, :half], late], 1), torch.cat([lse[:, :half], late_lse], 1)"
 ALL_ROWS = (ALL, "late, late_lse = merged(out, lse, part, part_lse)", JOINED, "late, late_lse")
-FIRST_HALF = (LATE, "attend(query[:, :half], keys, values, False)",
-              ALL, "late, late_lse = merged(out[:, :half], lse[:, :half], part, part_lse)",
+FIRST_ROWS = (ALL, "late, late_lse = merged(out[:, :half], lse[:, :half], part, part_lse)",
               JOINED, "torch.cat([late, out[:, half:]], 1), torch.cat([late_lse, lse[:, half:]], 1)")  # fmt: skip
+BEHIND = "*attend(query[:, half:], keys[:, {0}], values[:, {0}], False)"
+ONE_BY_ONE = (f"late, late_lse = merged(*merged(out[:, half:], lse[:, half:], {BEHIND.format(':half')}), "
+              f"{BEHIND.format('half:')})")  # fmt: skip
+EXPONENTIALS = ("(out * torch.exp(lse)[..., None] + part * torch.exp(part_lse)[..., None]) / "
+                "(torch.exp(lse) + torch.exp(part_lse))[..., None]")  # fmt: skip
 MERGED_SLIPS = (
+    *edits("", by_chunks=(OWN, "own_in_chunks(merged, query, key, value, attend, half)", ALL, ONE_BY_ONE)),
     *edits("The partial outputs were averaged. A part weighs exp(its lse - the lse of all).",
         averaged=(OUT, "(out + part) / 2")),
     *edits("The partial outputs were added. Each is an average of its own: weigh it by exp(its lse - the lse of all).",
@@ -86,33 +91,37 @@ MERGED_SLIPS = (
         "exp(lse - whole) and exp(part_lse - whole), with the lse of both.",
         not_divided=(OUT, "out + part * torch.exp(part_lse - lse)[..., None]")),
     *edits("The two weights are exchanged.", weights_exchanged=(OUT, "out * more + part * kept")),
+    *edits("The old output keeps all of its weight: lse was brought up to date before the weights were computed. Keep "
+        "the old one until then.", old_weight_missing=(OUT, "out + part * more")),
     *edits("exp of an lse, or of a difference that may be positive, overflows float32 above 88. Take exponentials of "
         "lse - whole alone, with torch.logaddexp for the lse of both.",
         overflow=(WHOLE, "torch.log(torch.exp(lse) + torch.exp(part_lse))"),
         overflow__of_a_difference=(WHOLE, "lse + torch.log(1 + torch.exp(part_lse - lse))"),
         overflow__turned_round=(WHOLE, "part_lse + torch.log(1 + torch.exp(lse - part_lse))"),
-        overflow__of_both=(OUT, "(out * torch.exp(lse)[..., None] + part * torch.exp(part_lse)[..., None]) / "
-        "(torch.exp(lse) + torch.exp(part_lse))[..., None]")),
+        overflow__of_both=(OUT, EXPONENTIALS),
+        overflow__everywhere=(OUT, EXPONENTIALS, WHOLE, "torch.log(torch.exp(lse) + torch.exp(part_lse))")),
     *edits("lse was not brought up to date, so the next merge weighs the parts before it too little. It is the lse of "
         "all keys so far.", lse_not_updated=("more, whole", "more, lse"),
         lse_not_updated__last_part=("more, whole", "more, part_lse"),
         lse_not_updated__larger=("more, whole", "more, torch.maximum(lse, part_lse)")),
     *edits("A rank's own queries saw all of its own keys. Only here the mask is needed: causal=True.",
-        own_not_causal=(OWN, "attend(query, key, value, False)")),
+        own_not_causal=(OWN, "attend(query, key, value, False)"),
+        own_not_causal__in_chunks=(OWN, "own_in_chunks(merged, query, key, value, attend, half, False, False)")),
     *edits("The late chunk's own queries saw all keys of that chunk. It needs the mask, as the early one does.",
-        late_chunk_not_causal=(OWN, "own_in_chunks(query, key, value, attend, half, second=False)")),
+        late_chunk_not_causal=(OWN, "own_in_chunks(merged, query, key, value, attend, half, second=False)")),
     *edits("The late queries of a rank did not see its own early chunk, which lies before them.",
-        own_early_chunk_missing=(OWN, "own_in_chunks(query, key, value, attend, half, across=False)")),
+        own_early_chunk_missing=(OWN, "own_in_chunks(merged, query, key, value, attend, half, across=None)")),
     *edits("All keys of other ranks were seen by all queries. Of a rank before, only the early chunk is seen; of one "
         "behind, only the late queries see the keys.",
         hidden_keys_seen=(EARLY, "attend(query, keys, values, False)", LATE, "attend(query, keys, values, False)",
         *ALL_ROWS),
         hidden_keys_seen__of_ranks_before=(EARLY, "attend(query, keys, values, False)"),
         hidden_keys_seen__of_ranks_behind=(LATE, "attend(query, keys, values, False)", *ALL_ROWS)),
-    *edits("Keys of other ranks were masked by their place in the piece, as if they were the rank's own. The mask "
-        "compares positions: of another rank whole chunks are seen, or none.",
+    *edits("Keys were masked by their place in the piece, though they lie before all of its queries. Only the square "
+        "of a chunk, or of all of a rank's own tokens, needs the mask; other chunks are seen whole, or not at all.",
         masked_by_place=(EARLY, "attend(query, keys, values, True)", LATE, "attend(query, keys, values, True)",
         *ALL_ROWS),
+        masked_by_place__early_chunk=(OWN, "own_in_chunks(merged, query, key, value, attend, half, across=True)"),
         masked_by_place__of_ranks_before=(EARLY, "attend(query, keys, values, True)"),
         masked_by_place__of_ranks_behind=(LATE, "attend(query, keys, values, True)", *ALL_ROWS)),
     *edits("The ranks were compared as if each held one chunk: all keys of ranks before were seen, and none of ranks "
@@ -125,7 +134,8 @@ MERGED_SLIPS = (
     *edits("Of a rank before, the late chunk was taken. It lies behind all of the queries; the early one lies before "
         "them.", wrong_chunk_of_keys=(EARLY, "attend(query, keys[:, half:], values[:, half:], False)")),
     *edits("Of a rank behind, the early queries were given the keys. The late ones see them.",
-        wrong_chunk_of_queries=FIRST_HALF),
+        wrong_chunk_of_queries=(LATE, "attend(query[:, :half], keys, values, False)", *FIRST_ROWS)),
+    *edits("A part of the late queries was merged into the rows of the early ones.", merged_into_other_rows=FIRST_ROWS),
     *edits("Before and behind are exchanged: after `step` exchanges with the next rank the keys come from rank (rank - "
         "step) % ranks.", wrong_source=(SOURCE, "(rank + step) % ranks"),
         wrong_source__compared=(BEFORE, "if source > rank")),

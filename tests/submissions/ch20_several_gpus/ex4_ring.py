@@ -58,6 +58,7 @@ WRONG = {
     "exchanged_after_the_last_step": wrong(("    travelling = torch.stack", "    ranks_left = ranks > 1\n"
         "    travelling = torch.stack"), ("    return out, lse", '    if ranks_left:\n        yield "exchange", '
         "(rank + 1) % ranks, travelling, (rank - 1) % ranks\n    return out, lse")),
+    "unknown_step": wrong((EXCHANGE, EXCHANGE.replace("travelling, (", "(travelling[0], travelling[1]), ("))),
     "other_steps": wrong((EXCHANGE, 'travelling = (yield "all_gather", torch.stack([key, value]))[(rank - step) % '
                           "ranks]")),
     "too_many_pairs": wrong((PART, "[found[:, :half] if source < 0 else found[:, seeing] for found in "

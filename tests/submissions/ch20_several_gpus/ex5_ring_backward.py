@@ -47,6 +47,7 @@ WRONG = {
     "too_many_bytes": wrong(("travelling, gradients = torch.stack([key, value])",
                              "travelling, gradients = torch.stack([key, value]).float()"),
         (MORE, MORE.replace("travelling[0], travelling[1]", "*travelling.to(key.dtype)"))),
+    "unknown_step": wrong((KEYS, KEYS.replace("after, travelling, before", "rank + 1, travelling, rank - 1"))),
     "other_steps": HEAD + START + """
     keys = yield "all_gather", key
     values = yield "all_gather", value
