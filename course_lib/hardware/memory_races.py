@@ -7,20 +7,23 @@ some order of the ranks gives the reader other numbers.
 """
 
 
-def watch_memory(ranks, size):
+def watch_memory(ranks, size, most=2000):
     """What watches the programs of one run, and the races that it has found so far.
 
     Args:
         ranks: how many there are.
         size: how many numbers each rank's part of the memory has.
+        most: steps of a rank in one call. One that reads again and again until something has come would read for ever
+            where no other rank goes on meanwhile.
 
     Returns:
         (watched, races): watched(rank, steps, call) is a generator that gives the steps of another one, of a rank's
         `call`-th call, and returns what that one returns; races is a set of the words
             "read too early"                a read may come before the write, or find numbers of an earlier call
-            "sums read too early"           so may one of what was written after reading, such as sums
+            "sums too early"           so may one of what was written after reading, such as sums
             "overwritten while read"        such a write may come before a read of what was written first
             "overwritten by the next call"  a write may come before a read of an earlier call
+        watched raises a RuntimeError behind `most` steps.
     """
     # One function without helpers outside, since the checker sends its source alone to another process. A clock of a
     # rank counts, for each rank, the accesses that are over for certain.
@@ -40,7 +43,7 @@ def watch_memory(ranks, size):
             return "overwritten by the next call"
         if written[0] < read[0] or written[1] == 1:
             return "read too early"
-        return "sums read too early" if read[1] >= written[1] else "overwritten while read"
+        return "sums too early" if read[1] >= written[1] else "overwritten while read"
 
     def access(rank, step, at):
         """Notes an access that has just been made, and compares it with those of other ranks."""
@@ -68,7 +71,7 @@ def watch_memory(ranks, size):
 
     def watched(rank, steps, call):
         value, begun, reading = None, 0, True
-        while True:
+        for _ in range(most):
             try:
                 step = steps.send(value)
             except StopIteration as stop:
@@ -91,5 +94,6 @@ def watch_memory(ranks, size):
                 clocks[rank] = later(clocks[rank], signals[step[1], rank, step[2]].pop(0))
             elif kind in ("read", "write"):
                 access(rank, step, (call, begun))
+        raise RuntimeError(f"rank {rank} of {ranks} has not come to its end after {most:,} steps in one call")
 
     return watched, races

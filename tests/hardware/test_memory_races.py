@@ -65,7 +65,7 @@ def test_what_barriers_or_signals_order_is_no_race(program, order):
 @pytest.mark.parametrize("order", ORDERS)
 def test_each_missing_barrier_is_told_in_every_order(order):
     assert races_of(by_barriers, order, 3, ("first",)) == {"read too early"}
-    assert races_of(by_barriers, order, 3, ("second",)) == {"sums read too early"}
+    assert races_of(by_barriers, order, 3, ("second",)) == {"sums too early"}
     assert races_of(by_barriers, order, 3, ("third",)) == {"overwritten by the next call"}
     assert races_of(by_barriers, order, 3, ("place",)) == {"overwritten while read"}
 
@@ -90,3 +90,17 @@ def test_numbers_that_are_written_again_as_they_were_are_no_race():
 
     played = play_ranks(play, [(torch.ones(3),), (torch.zeros(3),)], 0, (3, torch.float32))
     assert not races and played["results"][0].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_rank_that_reads_until_something_has_come_is_stopped():
+    watched, _ = watch_memory(2, 3)
+
+    def program(rank, ranks):
+        while True:
+            yield ("read", 1 - rank, 0, 3)
+
+    def play(rank, ranks):
+        return (yield from watched(rank, program(rank, ranks), 0))
+
+    with pytest.raises(RuntimeError, match="rank 0 of 2 has not come to its end after 2,000 steps"):
+        play_ranks(play, [(), ()], "ascending", (3, torch.float32))
