@@ -1,0 +1,250 @@
+"""Exercise 20.3: an all-reduce in one shot and in two, played on the memory that all ranks can read."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+
+from course_lib.checker import Case, Exercise, Mistake, edits, model_of
+from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.edits import DoesNotRun
+from course_lib.checker.specification.requirements import Requirement
+from course_lib.hardware.memory_races import watch_memory
+from course_lib.hardware.simulated_ranks import play_ranks
+
+MACHINE = inspect.getsource(play_ranks) + "\n\n" + inspect.getsource(watch_memory)
+
+
+def play_in_orders(functions, machine, name, xs):
+    """What all ranks get from calls one after another, xs [calls, ranks, n]. Sent to the worker by its source alone."""
+    import torch
+
+    scope, stuck, races, sums = {}, [], set(), {}
+    exec(machine, scope)
+    _, ranks, n = xs.shape
+    for words, order in (("ascending", "ascending"), ("descending", "descending"), ("random", 1)):
+        watched, found = scope["watch_memory"](ranks, n)
+
+        def calls(rank, ranks, *own, watched=watched):
+            results = []
+            for call, x in enumerate(own):
+                steps = functions[name](rank, ranks, x)
+                if not hasattr(steps, "send"):
+                    raise TypeError(f"{name} returned {type(steps).__name__}; asked for is a generator, with yield")
+                result = yield from watched(rank, steps, call)
+                shape = getattr(result, "shape", type(result).__name__)
+                if shape != x.shape:
+                    raise TypeError(f"{name} returned {shape} on rank {rank} of {ranks}, and x is a tensor [{n}]")
+                results.append(result)
+            return torch.stack(results)
+
+        own, events = [tuple(xs[:, rank]) for rank in range(ranks)], []
+        played = scope["play_ranks"](calls, own, order, (n, xs.dtype), events=events)
+        other = {step for _, step, *_ in events} - {"write", "read", "signal", "wait", "barrier"}
+        if other:
+            raise TypeError(f"{min(other)!r} is no step of this exercise: write, read, signal, wait or barrier")
+        ended = played["ending"] == "finished"
+        stuck += [] if ended else [f"{words}: {played['ending']}"]
+        sums[words] = torch.stack(played["results"], 1) if ended else xs * float("nan")
+        races |= found
+        functions.noted["received"] = max(played["received"])
+    same = stuck or races or torch.equal(sums["random"], sums["random"][:, :1].expand(xs.shape))
+    return {"ending": stuck[0] if stuck else "finished", "races": ", ".join(sorted(races)) or "none", **sums,
+            "bits": "the same on all ranks" if same else "they differ between ranks"}  # fmt: skip
+
+
+def as_told(sums):
+    same = torch.equal(sums, sums[:, :1].expand(sums.shape))
+    return {"ending": "finished", "races": "none", "ascending": sums, "descending": sums, "random": sums,
+            "bits": "the same on all ranks" if same else "they differ between ranks"}  # fmt: skip
+
+
+def right(machine, name, xs):
+    return as_told(xs.sum(1, keepdim=True).expand(xs.shape).clone())
+
+
+def one_shot(rank, ranks, x):
+    yield ("write", x, 0)
+    yield ("barrier",)
+    total = torch.zeros_like(x)
+    for source in range(ranks):
+        part = yield ("read", source, 0, len(x))
+        total = total + part
+    yield ("barrier",)
+    return total
+
+
+def share(rank, ranks, n):
+    return rank * n // ranks, (rank + 1) * n // ranks
+
+
+def two_shot(rank, ranks, x):
+    begin, end = share(rank, ranks, len(x))
+    yield ("write", x, 0)
+    yield ("barrier",)
+    total = torch.zeros_like(x[begin:end])
+    for source in range(ranks):
+        part = yield ("read", source, begin, end)
+        total = total + part
+    yield ("barrier",)
+    yield ("write", total, begin)
+    yield ("barrier",)
+    parts = []
+    for owner in range(ranks):
+        first, last = share(owner, ranks, len(x))
+        part = yield ("read", owner, first, last)
+        parts.append(part)
+    yield ("barrier",)
+    return torch.cat(parts)
+
+
+def programs(machine, name, xs):
+    """What a program without a race gets: the same in every order and in every call."""
+    run = {"one_shot": one_shot, "two_shot": two_shot}[name]
+    try:
+        played = [play_ranks(run, [(x,) for x in call], "ascending", (len(call[0]), call.dtype)) for call in xs]
+        return as_told(torch.stack([torch.stack(one["results"]) for one in played]))
+    except (RuntimeError, ValueError):  # pieces of other lengths
+        raise DoesNotRun from None
+
+
+def made(draw, name, ranks, n, calls=1, numbers=1.0):
+    xs = draw.normal(calls, ranks, n)
+    xs = (xs * 50).round() if n < 30 else xs  # whole numbers have the same sum in any order
+    if numbers == "one rank far larger":
+        xs[:, draw.integer(0, ranks)] *= 4096.0
+    return MACHINE, name, xs * (numbers if isinstance(numbers, float) else 1.0)
+
+
+CONTRACTS = tuple(
+    Contract(
+        lambda draw, name=name, **choices: made(draw, name, **choices),
+        {"ranks": (1, 2, 3, 4, 8), "n": (1, 2, 3, 9, 50), "calls": (1, 3),
+         "numbers": (Level(1.0, ""), Level(2.0**100, "1e30"), Level(2.0**-100, "1e-30"), "one rank far larger")},
+        {"ranks": "1 to 8", "n": "n at least 1", "calls": "called several times", "numbers": "of any size"},
+        entry=name, driver=play_in_orders, most=10,
+    ) for name in ("one_shot", "two_shot")
+)  # fmt: skip
+
+
+def all_reduce_cases(draw):
+    sizes = (("1 rank, 5 numbers", 1, 5), ("2 ranks, 6 numbers", 2, 6), ("4 ranks, 40 numbers", 4, 40),
+        ("2 ranks, 6 numbers, called three times", 2, 6, 3), ("4 ranks, 64 numbers, called twice", 4, 64, 2),
+        ("3 ranks, 7 numbers", 3, 7), ("3 ranks, 61 numbers, called twice", 3, 61, 2),
+        ("4 ranks, 2 numbers, called twice", 4, 2, 2), ("8 ranks, 43 numbers, called twice", 8, 43, 2))  # fmt: skip
+    both = [(name, words, size) for name in ("one_shot", "two_shot") for words, *size in sizes]
+    return [Case(words, made(draw, name, *size), name, play_in_orders) for name, words, size in both]
+
+
+READ, ADDED, JOINED = "for source in range(ranks):", "total = total + part", "torch.cat(parts)"
+GATHERED, OWN_FIRST = "for owner in range(ranks):", "sorted(range(ranks), key=lambda one: one != rank):"
+SHARE, EVEN = "rank * n // ranks, (rank + 1) * n // ranks", "rank * (n // ranks), (rank + 1) * (n // ranks)"
+REST, WRITTEN = "torch.cat([*parts, x[len(x) // ranks * ranks :]{}])", 'yield ("write", total, begin)'
+OWN = "torch.cat([part if owner == rank else {} for owner, part in enumerate(parts)])"
+COMMON = (
+    *edits("The rank's own numbers are missing from its sum.", own_missing=(ADDED, f"{ADDED} * (source != rank)")),
+    *edits("The rank's own numbers are added twice. Begin with zeros, or leave the own part out of the loop.",
+        own_twice=("torch.zeros_like", "torch.clone")),
+    *edits("The numbers of one rank are missing from the sum. The ranks are 0 … ranks - 1.",
+        rank_missing=(READ, f"{READ[:-2]} - 1):"), rank_missing__first=(READ, READ.replace("ranks", "1, ranks")),
+        rank_missing__before=(ADDED, f"{ADDED} * (ranks == 1 or source != (rank - 1) % ranks)")),
+    *edits("The result is the average over the ranks. Asked for is the sum.", average=(ADDED, f"{ADDED} / ranks")),
+)  # fmt: skip
+IN_ONE_SHOT = (
+    *COMMON,
+    *edits("The sums differ between ranks in their last bits: each rank adds in an order of its own, and so rounds "
+        "differently. Let all ranks add in the same order, for example from rank 0 on.",
+        own_order=(READ, "for source in [*range(rank, ranks), *range(rank)]:"),
+        own_order__own_first=(READ, f"for source in {OWN_FIRST}")),
+    *edits("Only one rank returns the sum.", sum_on_one_rank=("return total", "return total if rank == 0 else x")),
+)  # fmt: skip
+IN_TWO_SHOTS = (
+    *COMMON,
+    *edits("", own_kept=("parts.append(part)", "parts.append(total if owner == rank else part)"),
+        rounded_up=(SHARE, "[min(n, one * -(-n // ranks)) for one in (rank, rank + 1)]"),
+        first_longer=(SHARE, "[one * (n // ranks) + min(one, n % ranks) for one in (rank, rank + 1)]")),
+    *edits("The last numbers belong to no share, since n // ranks is rounded down. Let share r go from r · n // ranks "
+        "up to (r + 1) · n // ranks.",
+        remainder_lost=(SHARE, EVEN, JOINED, REST.format(" * float('nan')")),
+        remainder_lost__zeros=(SHARE, EVEN, JOINED, REST.format(" * 0")),
+        remainder_lost__own=(SHARE, EVEN, JOINED, REST.format(""))),
+    *edits("The sums of a share are never written, so other ranks read what its owner alone had there.",
+        sums_not_written=(WRITTEN, "pass")),
+    *edits("The sums are written to one place and read from another. Write them where their share begins in x.",
+        written_elsewhere=(WRITTEN, 'yield ("write", total, 0)')),
+    *edits("The second phase reads the reader's own share from every rank. Read from each rank the share that it adds.",
+        own_share_gathered=('"read", owner, first, last', '"read", owner, begin, end')),
+    *edits("The first phase reads another rank's share from it. A rank adds its own share of everybody's numbers.",
+        share_of_the_other=('"read", source, begin, end', '"read", source, *share(source, ranks, len(x))')),
+    *edits("The shares are not put together in the order of the ranks, but with the own one first.",
+        own_share_first=(GATHERED, "for owner in [*range(rank, ranks), *range(rank)]:"),
+        own_share_first__others_behind=(GATHERED, f"for owner in {OWN_FIRST}")),
+    *edits("A rank returns the sums of its own share alone. Read those of the other shares from their ranks.",
+        not_gathered=(JOINED, OWN.format("x[slice(*share(owner, ranks, len(x)))]")),
+        not_gathered__zeros=(JOINED, OWN.format("part * 0")),
+        not_gathered__empty=(JOINED, OWN.format("part * float('nan')"))),
+)  # fmt: skip
+STYLES = tuple(tuple(filter(None, both)) for both in product(("", "rounded_up", "first_longer"), ("", "own_kept")))
+TOLD = (
+    ("waits_forever", "waits", "A rank waits for ever; the verdict says for what. All ranks take part in each "
+        "barrier, and each wait needs a signal of its own."),
+    ("no_barrier_before_the_reads", "read too early", "A rank may read numbers before they are written: it finds NaN, "
+        "or those of the call before. Let all ranks wait for each other between writing and reading."),
+    ("no_barrier_between_the_phases", "sums too early", "A rank may read sums before they are written. The second "
+        "phase needs a barrier too, after the sums are written and before they are read."),
+    ("overwritten_while_read", "overwritten while read", "A rank may overwrite numbers with sums while another "
+        "still has to read them. A barrier must lie between. In two_shot the place of a rank's own share needs none, "
+        "if in the first phase no other rank reads there."),
+    ("no_barrier_after_the_reads", "overwritten by the next call", "The next call may overwrite numbers that a slower "
+        "rank still has to read. Let all ranks wait for each other once more when they have read."),
+    ("another_step", "is no step of this exercise", "Messages and all_reduce are not at hand here, only the memory."),
+    ("no_tuple", "the step ('barrier',)", '("barrier") is a string. A tuple needs a comma: ("barrier",).'),
+    ("outside_the_memory", "does not exist among", "The step does not exist, or reaches beyond the n numbers of a "
+        "rank's memory. Where shares are rounded up, the last ones end earlier or are empty: cut them at n."),
+    ("asked_again", "has not come to its end", "A rank reads again and again until something has come. Where no other "
+        "rank goes on meanwhile, that is for ever, and an old number looks like a new one. Use a barrier or a signal."),
+    ("another_shape", "and x is a tensor", "A result does not have the shape of x. In two_shot put the shares of all "
+        "ranks together, each where it lies in x; where ranks do not divide n, their lengths differ."),
+)  # fmt: skip
+
+
+def told(words):
+    return lambda case, seen, got: (
+        words
+        in (seen.error.text if seen.error else f"{got['ending']}, {got['races']}" if isinstance(got, dict) else "")
+    )
+
+
+@dataclass(frozen=True)
+class FewBytes(Requirement):
+    """No rank receives more than its way of adding up needs."""
+
+    id: str = "too_many_bytes"
+
+    def complaint(self, case, seen):
+        (calls, ranks, n), name = case.args[2].shape, case.args[1]
+        numbers = (ranks - 1) * n if name == "one_shot" else (ranks > 1) * (n + (ranks - 2) * -(-n // ranks))
+        received, enough = seen.noted.get("received", 0), 4 * calls * numbers
+        told = f"A rank received {received:,} bytes, and {enough:,} are enough for {name} in case “{case.name}”."
+        return told if received > enough else None
+
+
+EXERCISE = Exercise(
+    id="20.3", title="The all-reduce by hand", entries=("one_shot", "two_shot"), cases=all_reduce_cases, oracle=right,
+    plain=(lambda machine, name, xs: right(machine, name, xs.flip(1)),), contracts=CONTRACTS,
+    requirements=(FewBytes(),),
+    models=(model_of(programs, IN_ONE_SHOT, (one_shot,), entry="one_shot"),
+        model_of(programs, IN_TWO_SHOTS, (share, two_shot), entry="two_shot", most_pairs=100, styles=STYLES)),
+    mistakes=tuple(Mistake(name, sentence, when=told(words), first=True) for name, words, sentence in TOLD),
+    hints=(
+        "one_shot: write x, wait for all, read from all ranks from 0 on and add up, wait for all. What does the last "
+        "barrier protect? Think of a rank that is so fast that it begins the next call.",
+        "two_shot: share r goes from r * n // ranks up to (r + 1) * n // ranks. Read your own share from each rank, "
+        "and write the sums where your share begins in x. No other rank reads there in this phase.",
+        "Then a barrier, and read each rank's share from that rank. torch.cat puts them together. A third barrier ends "
+        "the call: the next one begins with a write.",
+    ),
+)  # fmt: skip
