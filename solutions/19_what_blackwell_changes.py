@@ -392,8 +392,8 @@ def lazy_attention(
         tile of rows and goes through the keys block by block, in ascending order. Neither need divide rows or keys.
     threshold: 0 to 8, in base 2. The scores, too, are compared in base 2: multiplied by log2(e).
     Returns: (out, lse, rescales).
-    - out: [rows, dim] of query's dtype, contiguous. Products with float32 sums in full precision, as with
-      input_precision="ieee".
+    - out: [rows, dim] of query's dtype, contiguous. Products have float32 sums. tf32 is accepted, but it may change a
+      decision: take input_precision="ieee".
     - lse: float32 [rows], the natural logarithm of the sum of e^score over all keys.
     - rescales: int32 [tiles], how often each tile was rescaled. The reference of a row starts as its maximum over the
       first block, and that is no rescale. If in a later block the maximum of any row of the tile exceeds its reference
