@@ -509,7 +509,8 @@ def head_room(dtype: torch.dtype, shift: int) -> float:
     """By how much, in base 2, a score may exceed its row's reference, so that its weight still fits in the format.
 
     dtype: torch.float8_e4m3fn or torch.float8_e5m2. shift: a whole number, 0 to 8, for e5m2 to 15.
-    Returns: the largest x, a Python float, for which 2^(x + shift) is not above the format's largest number.
+    Returns: the largest x, one number, for which 2^(x + shift) is not above the format's largest number, in the
+    precision of float32.
     """
     # BEGIN SOLUTION
     return math.log2(torch.finfo(dtype).max) - shift
@@ -523,7 +524,7 @@ def fp8_attention(
 
     scores: float32 [rows, keys] in base 2: the weights are powers of 2, not of e. They are whole multiples of 1/64
         between -10⁴ and 10⁴, so their differences are exact, and no weight lies half way between two codes.
-    value: [keys, dim], of the dtype float8; its numbers are finite. Rows, keys and dim are at least 1 of each, and both
+    value: [keys, dim], of `dtype`; its numbers are finite. Rows, keys and dim are at least 1 of each, and both
         tensors are contiguous.
     dtype: torch.float8_e4m3fn or torch.float8_e5m2. shift: as above. threshold: 0 to 16, a multiple of 1/64.
     block: the number of keys in a block, at least 1. It need not divide the keys: the last block may have fewer.

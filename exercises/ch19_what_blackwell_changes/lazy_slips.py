@@ -35,8 +35,7 @@ CHANGES = (
     *edits("The reference grows at every block, and what was kept is multiplied only where that exceeds the threshold. "
         "Where nothing is multiplied the reference has to stay, also for the weights.",
         grows_without_rescale=(RENEWED, LARGER, RESCALE, f"torch.where(must, {RESCALE}, 1.0)")),
-    *edits("The weights are measured from the block's maximum even where the reference was kept. Sum and output belong "
-        "to the kept one: decide first, then compute the weights.",
+    *edits(told.WEIGHTS_OF_ANOTHER_MAXIMUM,
         weights_of_the_new_maximum=(FROM, f"scores - {LARGER}[..., None]"),
         weights_of_the_new_maximum__own=(FROM, "scores - largest[..., None]")),
     *edits("The weights are made from the old reference.", old_reference_in_weights=(FROM, "scores - old[..., None]")),
@@ -58,8 +57,7 @@ CHANGES = (
         threshold_in_other_units=(GROWN, "((largest - old) / LOG2_E > threshold)"),
         threshold_in_other_units__larger=(GROWN, "((largest - old) * LOG2_E > threshold)"),
         threshold_in_other_units__raw=(GROWN, "((largest - old) / scale > threshold)")),
-    *edits("A block's maximum is compared with that of all blocks before. Compare it with the reference, which may lag "
-        "behind by several small steps.",
+    *edits(told.COMPARED_WITH_ALL_BEFORE,
         compared_with_the_true_maximum=(GROWN, "(largest - (old if start == 0 else true_maximum) > threshold)")),
     *edits(told.NOTHING_RESCALED, nothing_rescaled=(RESCALE, "torch.ones_like(old)")),
     *edits("The sum is rescaled and the output is not.", out_not_rescaled=(OUT, f"out + {PRODUCT}")),
