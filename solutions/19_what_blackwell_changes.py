@@ -209,7 +209,7 @@ def powers_kernel(x_pointer, out_pointer, length, ROWS: tl.constexpr, COLUMNS: t
 
 
 def powers(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """2^x of a contiguous float32 tensor, by your function on tiles of rows × columns, or [columns]. Leave it as it is."""
+    """2^x of a contiguous float32 tensor, by your function on tiles [rows, columns] or [columns]. Leave it as it is."""
     out = torch.empty_like(x)
     powers_kernel[(triton.cdiv(x.numel(), rows * columns),)](x, out, x.numel(), ROWS=rows, COLUMNS=columns)
     return out
