@@ -236,7 +236,7 @@ def powers_kernel(x_pointer, out_pointer, length, ROWS: tl.constexpr, COLUMNS: t
 
 
 def powers(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """2^x of a contiguous float32 tensor, by your function on tiles of rows × columns, or [columns]. Leave it so."""
+    """2^x of a contiguous float32 tensor, by your function on tiles [rows, columns] or [columns]. Leave it as it is."""
     out = torch.empty_like(x)
     powers_kernel[(triton.cdiv(x.numel(), rows * columns),)](x, out, x.numel(), ROWS=rows, COLUMNS=columns)
     return out
@@ -441,8 +441,8 @@ def lazy_attention(
         tile of rows and goes through the keys block by block, in ascending order. Neither need divide rows or keys.
     threshold: 0 to 8, in base 2. The scores, too, are compared in base 2: multiplied by log2(e).
     Returns: (out, lse, rescales).
-    - out: [rows, dim] of query's dtype, contiguous. Products with float32 sums in full precision, as with
-      input_precision="ieee".
+    - out: [rows, dim] of query's dtype, contiguous. Products have float32 sums. tf32 is accepted, but it may change a
+      decision: take input_precision="ieee".
     - lse: float32 [rows], the natural logarithm of the sum of e^score over all keys.
     - rescales: int32 [tiles], how often each tile was rescaled. The reference of a row starts as its maximum over the
       first block, and that is no rescale. If in a later block the maximum of any row of the tile exceeds its reference
@@ -560,7 +560,8 @@ def head_room(dtype: torch.dtype, shift: int) -> float:
     """By how much, in base 2, a score may exceed its row's reference, so that its weight still fits in the format.
 
     dtype: torch.float8_e4m3fn or torch.float8_e5m2. shift: a whole number, 0 to 8, for e5m2 to 15.
-    Returns: the largest x, a Python float, for which 2^(x + shift) is not above the format's largest number.
+    Returns: the largest x, one number, for which 2^(x + shift) is not above the format's largest number, in the
+    precision of float32.
     """
     # BEGIN SOLUTION
     return math.log2(torch.finfo(dtype).max) - shift
@@ -574,7 +575,7 @@ def fp8_attention(
 
     scores: float32 [rows, keys] in base 2: the weights are powers of 2, not of e. They are whole multiples of 1/64
         between -10⁴ and 10⁴, so their differences are exact, and no weight lies half way between two codes.
-    value: [keys, dim], of the dtype float8; its numbers are finite. Rows, keys and dim are at least 1 of each, and both
+    value: [keys, dim], of `dtype`; its numbers are finite. Rows, keys and dim are at least 1 of each, and both
         tensors are contiguous.
     dtype: torch.float8_e4m3fn or torch.float8_e5m2. shift: as above. threshold: 0 to 16, a multiple of 1/64.
     block: the number of keys in a block, at least 1. It need not divide the keys: the last block may have fewer.

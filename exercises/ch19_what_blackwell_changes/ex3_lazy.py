@@ -79,12 +79,13 @@ STEPS = {
     "climbing by a little less": lambda block, limit: ((limit - 0.1) * block,) * 2,
     "climbing by a little more": lambda block, limit: ((limit + 0.1) * block,) * 2,
     "one row climbs, others fall": lambda block, limit: (-50.0 * block, (limit + 1) * block),
+    "the first row climbs": lambda block, limit: (-50.0 * block, (limit + 1) * block),
     "in turns": lambda block, limit: ((1.1 * limit + 0.2) * (block > 0), (0.6 * limit + 0.1) * block),
     "rising once": lambda block, limit: ((limit - 0.1) * (block > 0),) * 2,
     "equal": lambda block, limit: (0.0 * block,) * 2,
     "near −10,000": lambda block, limit: (20.0 * block - 9950 * LOG2_E,) * 2,
 }
-LESS, MORE, ONE, TURNS, ONCE, EQUAL, LOW = STEPS
+LESS, MORE, ONE, FIRST, TURNS, ONCE, EQUAL, LOW = STEPS
 USUAL = {"rows": 16, "keys": 64, "dim": 16, "block_rows": 16, "block_keys": 16, "threshold": 8.0}
 USUAL |= {"dtype": torch.float32, "scores": "ordinary", "values": 0.0}
 
@@ -96,7 +97,7 @@ def made(draw, **choices):
     if scores in STEPS:
         row, unit = torch.arange(rows), math.sqrt(math.sqrt(dim) / LOG2_E)  # of both, as float16 ends at 65,504
         query, key = query * 0.1, key * (0.0 if scores == EQUAL else 0.1)
-        others = row % 2 == 0 if scores == TURNS else row == rows - 1
+        others = row % 2 == 0 if scores == TURNS else row == (0 if scores == FIRST else rows - 1)
         query[:, 0], query[:, 1] = unit * ~others, unit * others
         key[:, 0], key[:, 1] = (unit * step for step in STEPS[scores](torch.arange(keys) // block_keys, limit))
     size = 40.0 if scores == "±10,000" else 1.0
@@ -116,6 +117,7 @@ def lazy_cases(draw):
         case("4 blocks that climb by 8.1", MORE),
         case("48 rows, one of which climbs", ONE, rows=48),
         case("20 rows, the last of which climbs", ONE, rows=20, keys=48),
+        case("20 rows, the first of which climbs", FIRST, rows=20, keys=48),
         case("3 blocks, rows that climb in turns", TURNS, keys=48),
         case("threshold 0", threshold=0.0),
         case("threshold 0, equal scores", EQUAL, threshold=0.0, keys=48),
@@ -154,7 +156,7 @@ EXERCISE = Exercise(
     oracle=whole(forms.in_a_kernel, forms.log_sum_exp), contracts=(CONTRACT,), needs=TRITON, uses_dot=True,
     plain=(whole(forms.prescaled_in_a_kernel, forms.log_sum_exp),
            whole(forms.rounded_in_a_kernel, forms.rounded_log_sum_exp)),
-    models=(model_of(lazy_attention, CHANGES, most_pairs=60),),
+    models=(model_of(lazy_attention, CHANGES, most_pairs=40),),
     requirements=(
         *in_one_kernel(*MATRIX_PRODUCTS, "einsum", "softmax", "_softmax", reads=(0, 1, 2),
             elements=lambda query, key, value, *others: max(query.numel(), key.numel()),

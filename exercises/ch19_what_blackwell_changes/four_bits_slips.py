@@ -43,8 +43,8 @@ IN_MXFP4 = (
         floor_of_the_exponent=(BYTES, "torch.where(largest > 0, exponent + 127, 127)"),
         **{f"floor_of_the_exponent__{floor}": ("largest.double()", f"largest.clamp(min={floor}).double()")
            for floor in ("1e-12", "1e-10", "1e-8")}, floor_of_the_exponent__tiny=("min=-127", "min=-128")),
-    *edits("A block whose largest number is a hair above 6 · 2^e was given the exponent e. In float32 log2 rounds to "
-        "exactly e there. Take it in float64, or get the exponent from torch.frexp.",
+    *edits("A block whose largest number is a hair above 6 · 2^e was given the exponent e. log2 in float32 does "
+        "that, because it rounds. Take it in float64, or get the exponent from torch.frexp.",
         logarithm_rounded=("log2(quotient)", "log2(quotient.float())")),
 )  # fmt: skip
 

@@ -8,35 +8,34 @@ LARGER, RESCALE, FROM = "torch.maximum(old, largest)", "torch.exp2(old - renewed
 RENEWED, SUM = f"torch.where(must, {LARGER}, old)", "total * rescale + weights.sum(-1)"
 PRODUCT, COUNT = "weights.to(value.dtype).float() @ value_tile.float()", "count + must[:, 0]"
 OUT, LSE = f"out * rescale[..., None] + {PRODUCT}", "(reference + torch.log2(total)) * math.log(2)"
-SCALE, HALF, LOOP = "LOG2_E / math.sqrt(dim)", ".to(query.dtype).float()", "range(0, keys, block_keys)"
-EXP, LN_LSE = ("torch.exp2(", "torch.exp("), (LSE, "reference + torch.log(total)")
+MASKED, WEIGHTS = "torch.where(place < keys, products * scale, -INF)", f"torch.exp2({FROM})"
+QUERIES = "load(query, row[..., None] * dim + column, present[..., None], 0.0)"
+AROUND = "load(query, (row % rows)[..., None] * dim + column, (row >= 0)[..., None], 0.0)"
+SCALE, HALF = "LOG2_E / math.sqrt(dim)", ".to(query.dtype).float()"
+EXP = ("torch.exp2(", "torch.exp(", "LOG2_E", "math.log2(math.e)")  # the scale too: natural throughout is right
+LN_LSE = (LSE, "reference + torch.log(total)")
 CHANGES = (
-    *edits(told.SCALE_MISSING, scale_missing=(SCALE, "LOG2_E")),
     *edits(told.LOG2E_MISSING, log2e_missing=(SCALE, "1 / math.sqrt(dim)"),
         log2e_missing__but_in_the_lse=(SCALE, "1 / math.sqrt(dim)", *LN_LSE)),
-    *edits(told.NATURAL_EXP, natural_exp=EXP, natural_exp__log=(*EXP, *LN_LSE),
-        natural_exp__weights=(f"torch.exp2({FROM})", f"torch.exp({FROM})"),
-        natural_exp__rescale=(RESCALE, "torch.exp(old - renewed)")),
-    *edits(told.NOT_DIVIDED, not_divided=("(out / total[..., None])", "out")),
-    *edits("The keys past the end count: their scores are 0, and 2^(0 - reference) is not 0. Give them minus infinity.",
-        tail_keys_scored=("torch.where(place < keys, products * scale, -INF)", "products * scale")),
-    *edits("The last block is missing where the keys are no multiple of block_keys.",
-        last_block_missing=(LOOP, "range(0, max(1, keys // block_keys) * block_keys, block_keys)")),
+    *edits("The scores hold log2(e) already, and the exponential is the natural one. Take tl.exp2 throughout.",
+        natural_exp=EXP, natural_exp__log=(*EXP, *LN_LSE), natural_exp__rescale=(RESCALE, "torch.exp(old - renewed)")),
+    *edits(told.TAIL_SCORED,
+        tail_keys_scored=(MASKED, "products * scale"), tail_keys_scored__low=(MASKED, MASKED.replace("-INF", "-1e4"))),
+    *edits(told.TAIL_IN_THE_MAXIMUM,
+        masked_after_the_maximum=(MASKED, "products * scale", WEIGHTS, f"torch.where(place < keys, {WEIGHTS}, 0.0)")),
     *edits("The reference starts at 0. The first block is a case of its own: its maximum is the first reference.",
         starts_at_zero=("largest if start == 0 else reference", "reference")),
     *edits("The first block counts as a rescale. It sets the reference, and there is nothing to multiply yet.",
         first_block_counted=(COUNT, f"{COUNT} + (start == 0)")),
     *edits("A tile is rescaled wherever a maximum grows.", threshold_ignored=(GROWN, "(largest > old)")),
     *edits("Blocks are counted in which nothing is rescaled.",
-        every_block_counted=(COUNT, "count + 1"), every_block_counted__later=(COUNT, "count + (start > 0)"),
-        every_block_counted__growing=(COUNT, "count + ((largest > old) & present).any(-1)")),
-    *edits("Nothing is ever rescaled.", never_rescaled=(MUST, "(present & False)[:, :1]")),
-    *edits("Not at just the threshold: > and not >=.", at_the_threshold=(GROWN, "(largest - old >= threshold)")),
+        every_block_counted=(COUNT, "count + 1"), every_block_counted__later=(COUNT, "count + (start > 0)")),
+    *edits("Not at just the threshold: > and not >=.", at_the_threshold=(GROWN, "(largest - old >= threshold)"),
+        at_the_threshold__later=(GROWN, "((largest - old >= threshold) & (start > 0))")),
     *edits("The reference grows at every block, and what was kept is multiplied only where that exceeds the threshold. "
         "Where nothing is multiplied the reference has to stay, also for the weights.",
         grows_without_rescale=(RENEWED, LARGER, RESCALE, f"torch.where(must, {RESCALE}, 1.0)")),
-    *edits("The weights are measured from the block's maximum even where the reference was kept. Sum and output belong "
-        "to the kept one: decide first, then compute the weights.",
+    *edits(told.WEIGHTS_OF_ANOTHER_MAXIMUM,
         weights_of_the_new_maximum=(FROM, f"scores - {LARGER}[..., None]"),
         weights_of_the_new_maximum__own=(FROM, "scores - largest[..., None]")),
     *edits("The weights are made from the old reference.", old_reference_in_weights=(FROM, "scores - old[..., None]")),
@@ -44,10 +43,13 @@ CHANGES = (
         each_row_by_itself=(RENEWED, "torch.where(grown, largest, old)"),
         each_row_by_itself__counted=(RENEWED, "torch.where(grown, largest, old)", COUNT, "count + grown.sum(-1)")),
     *edits("The rows were counted. Count tiles that are rescaled.", rows_counted=(COUNT, "count + grown.sum(-1)")),
-    *edits("All rows had to exceed the threshold. One is enough.",
-        only_where_all_grow=(MUST, "(grown | ~present).all(-1, keepdim=True)")),
-    *edits("One maximum stands for all rows of the tile. Each row has its own.",
-        one_reference=("scores.amax(-1)", "scores.amax((-2, -1), keepdim=True)[..., 0].expand(row.shape)")),
+    *edits("The threshold was cut to a whole number.", whole_threshold=(GROWN, "(largest - old > int(threshold))")),
+    *edits("The tile's largest maximum is compared with its largest reference. Compare each row's with its own.",
+        compared_over_the_tile=(MUST, "(largest.amax(-1) - old.amax(-1) > threshold)[:, None]")),
+    *edits("Rows behind the last one cause a rescale: other rows stand there, or numbers that are not 0. Rows that "
+        "exist count alone: `& (row < rows)`.",
+        absent_rows_count=(QUERIES, AROUND, f"{GROWN} & present", GROWN),
+        absent_rows_count__ones=(QUERIES, QUERIES.replace("0.0", "1.0"), f"{GROWN} & present", GROWN)),
     *edits("Where the tile is rescaled, the reference of some row falls: it becomes the block's maximum, which may be "
         "smaller. Take the larger of the two.", reference_falls=(RENEWED, "torch.where(must, largest, old)")),
     *edits("The excess is compared with the threshold in other units. Both are in base 2: compare products that are "
@@ -55,23 +57,17 @@ CHANGES = (
         threshold_in_other_units=(GROWN, "((largest - old) / LOG2_E > threshold)"),
         threshold_in_other_units__larger=(GROWN, "((largest - old) * LOG2_E > threshold)"),
         threshold_in_other_units__raw=(GROWN, "((largest - old) / scale > threshold)")),
-    *edits("The maximum itself is compared with the threshold.", compared_with_zero=(GROWN, "(largest > threshold)")),
-    *edits("A block's maximum is compared with that of all blocks before. Compare it with the reference, which may lag "
-        "behind by several small steps.",
+    *edits(told.COMPARED_WITH_ALL_BEFORE,
         compared_with_the_true_maximum=(GROWN, "(largest - (old if start == 0 else true_maximum) > threshold)")),
-    *edits("The new reference is not kept.", reference_not_kept=("reference = renewed", "reference = old")),
     *edits(told.NOTHING_RESCALED, nothing_rescaled=(RESCALE, "torch.ones_like(old)")),
     *edits("The sum is rescaled and the output is not.", out_not_rescaled=(OUT, f"out + {PRODUCT}")),
     *edits("The output is rescaled and the sum is not.", sum_not_rescaled=(SUM, "total + weights.sum(-1)")),
-    *edits("The factor of the rescale is upside down. It is 2^(old - new), at most 1.",
-        rescale_turned_round=(RESCALE, "torch.exp2(renewed - old)")),
     *edits("The log-sum-exp was made from the true maximum, and the sum belongs to the reference.",
         lse_of_the_true_maximum=(LSE, "(true_maximum + torch.log2(total)) * math.log(2)")),
     *edits("The log-sum-exp is in base 2. Multiply by ln 2.", lse_in_base_2=(LSE, "reference + torch.log2(total)")),
-    *edits("The log-sum-exp mixes bases. The reference is in base 2: (reference + log2(sum)) · ln 2.",
+    *edits("The log-sum-exp mixes bases. Of a reference in base 2 it is (reference + log2(sum)) · ln 2.",
         lse_mixes_bases=LN_LSE, lse_mixes_bases__2=(LSE, "reference * math.log(2) + torch.log2(total)"),
-        lse_mixes_bases__both=(LSE, "(reference + torch.log(total)) * math.log(2)")),
-    *edits("The log-sum-exp lacks the reference.", lse_lacks_the_reference=(LSE, "torch.log(total)")),
-    *edits(told.HALF_ACCUMULATOR, accumulator_in_float16=(OUT, f"({OUT}){HALF}"),
-        accumulator_in_float16__sum=(SUM, f"({SUM}){HALF}")),
+        lse_mixes_bases__both=(LSE, "(reference + torch.log(total)) * math.log(2)"),
+        lse_mixes_bases__natural=(LSE, "(reference * math.log(2) + torch.log2(total)) * math.log(2)")),
+    *edits(told.HALF_ACCUMULATOR, accumulator_in_float16=(OUT, f"({OUT}){HALF}")),
 )  # fmt: skip

@@ -94,6 +94,25 @@ SKIPS_TOO_MUCH = (
     "The loop over keys ends too early (or too late) when the lengths differ: its end ignores key_length - "
     "query_length. The last query of the tile decides how far to read."
 )
+TAIL_SCORED = (
+    "The keys past the end count: their scores are 0, or another finite number, and those of real keys may be as "
+    "low. Give them minus infinity."
+)
+
+TAIL_IN_THE_MAXIMUM = (
+    "The keys past the end have no weight, but their scores of 0 count in the maximum, where those of real keys may be "
+    "far below. Give them minus infinity before the maximum is taken."
+)
+
+WEIGHTS_OF_ANOTHER_MAXIMUM = (
+    "The weights are measured from the block's maximum even where the reference was kept. Sum and output belong to the "
+    "kept one: decide first, then compute the weights."
+)
+
+COMPARED_WITH_ALL_BEFORE = (
+    "A block's maximum is compared with that of all blocks before. Compare it with the reference, which may lag behind "
+    "by several small steps."
+)
 NO_CAUSAL_MASK = "Nothing is masked: every query sees the keys after it too."
 
 OFF_BY_ONE = (

@@ -23,7 +23,12 @@ WRONG = {
     ),
     "one_constant": wrong(("torch.finfo(dtype).max", "448")),
     "one_constant__e5m2": wrong(("torch.finfo(dtype).max", "57344.0")),
-    "natural_logarithm": wrong((LOG, LOG.replace("log2", "log"))),
+    "other_logarithm__none": wrong((LOG, "torch.finfo(dtype).max / 2**shift")),
+    "one_constant__cut": wrong((ROUNDED, "weights.clamp(max=448.0).to(dtype).float()")),
+    "compared_with_the_true_maximum": wrong((GROWN, "largest > top + limit"),
+        ("    total = torch.zeros_like", "    top = reference\n    total = torch.zeros_like"),
+        ("        reference = renewed\n", "        reference, top = renewed, torch.maximum(top, largest)\n")),
+    "other_logarithm": wrong((LOG, LOG.replace("log2", "log"))),
     "shift_not_subtracted": wrong((LOG, LOG[: -len(" - shift")])),
     "room_rounded": wrong((LOG, f"float(int({LOG}))")),
     "threshold_ignored": wrong((LIMIT, "head_room(dtype, shift)")),
@@ -44,7 +49,6 @@ WRONG = {
     "nothing_rescaled": wrong(("torch.exp2(reference - renewed)", "torch.ones_like(reference)")),
     "out_not_rescaled": wrong((OUT, "out + ")),
     "sum_not_rescaled": wrong((SUM, "total + weights.sum(dim=1)")),
-    "rescale_turned_round": wrong(("torch.exp2(reference - renewed)", "torch.exp2(renewed - reference)")),
     "whole_row": wrong(("scores[:, :block].amax", "scores.amax")),
     "starts_at_zero": wrong(("scores[:, :block].amax(dim=1)", "torch.zeros(len(scores))")),
     "rows_together": wrong(
@@ -52,9 +56,6 @@ WRONG = {
          f"torch.maximum(largest, reference) if ({GROWN}).any() else reference")
     ),
     "reference_falls": wrong((f"torch.where({GROWN}, largest, reference)", "largest")),
-    "reference_not_kept": wrong(("        reference = renewed\n", "")),
-    "not_divided": wrong(("return out / total[:, None]", "return out")),
-    "last_first": wrong((ZIP, f"list({ZIP})[::-1]")),
     "last_block_missing": wrong(
         ("scores.split(block, dim=1), value.split(block)",
          "scores.split(block, dim=1)[: max(1, scores.shape[1] // block)], value.split(block)")

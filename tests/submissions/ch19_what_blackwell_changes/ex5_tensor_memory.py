@@ -43,7 +43,6 @@ WRONG = {
     "s_in_16_bits": wrong((EACH, "each = keys // 2 + value_dim"), ("first, keys\n", "first, keys // 2\n"),
                           (IN_S, "first, keys // 2"), (BEHIND_S, "first + keys // 2, value_dim")),
     "output_in_16_bits": wrong((EACH, "each = keys + value_dim // 2"), (BEHIND_S, "first + keys, value_dim // 2")),
-    "p_in_8_bits": wrong((IN_S, "first, keys // 4")),
     "output_in_16_bits__and_tensor_cores_idle": wrong((BEHIND_S, "first + keys, value_dim // 2"), (FIRST, ""),
         (NEXT, ""), (WEIGHTS, f'            yield "scores", tile, block\n{WEIGHTS}')),
     "refused__in_powers_of_two": wrong((EACH, "each = max(32, 1 << (keys + value_dim - 1).bit_length())")),

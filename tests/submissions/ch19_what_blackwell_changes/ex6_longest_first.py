@@ -26,8 +26,6 @@ WRONG = {
     "another_end__first": wrong((END, "return free[0]")),
     "another_end__heap": wrong((LOOP, "for work in works:\n        heapq.heappush(free, heapq.heappop(free) + work)"),
                                (END, "return free[-1]")),
-    "in_float32": wrong((BEGIN, "free = torch.zeros(slots)  # when"), (END, "return int(free.max())"),
-                        (LOOP, "for work in works:\n        free[free.argmin()] += work")),
     "full_refused": wrong((FIT, f"(l2_bytes - 1){FIT.removeprefix('l2_bytes')}")),
     "logarithm_rounded": wrong((POWER, "2 ** int(torch.log2(torch.tensor(float(max(1, heads)))))")),
     "fails_without_programs": wrong((BEGIN, "assert max(works)\n    " + BEGIN)),

@@ -57,7 +57,6 @@ WRONG = {
     "wrong_row_scale": wrong((ROW, "torch.where(largest > 0, largest / 448, 1.0)")),
     "row_of_zeros": wrong((ROW, "largest / (448 * 6)")),
     "floor_of_the_rows": wrong((ROW, "(largest / (448 * 6)).clamp(min=1e-12)")),
-    "floor_of_the_rows__largest": wrong((ROW, ROW.replace("0, largest", "0, largest.clamp(min=1e-12)"))),
     "one_scale_alone": wrong((BOTH, "scales.float()")),
     "one_scale_alone__row": wrong((BOTH, "(row_scales[:, None] + 0 * scales.float())")),
     "scale_before_rounding": wrong((BOTH, f"({SCALE.removesuffix('.to(torch.float8_e4m3fn)')} * row_scales[:, None])")),
