@@ -101,7 +101,12 @@ WRONG = {
     # NVIDIA/FasterTransformer#672 had a wrong index in this phase.
     "own_share_gathered": wrong(("owner, first, last", "owner, begin, end")),
     "own_share_gathered__own_kept": kept(("other, first, last", "other, begin, end")),
-    "share_of_the_other": wrong(("source, begin, end", "source, *share(source)"), (SUMS, BARRIER_AND_SUMS)),
+    "own_share_written": wrong(('    yield "write", x, 0\n    yield ("barrier",)  # all have written\n    total = '
+        "torch.zeros_like(x[", '    yield "write", x[begin:end], begin\n    yield ("barrier",)\n    total = '
+        "torch.zeros_like(x[")),
+    "own_sums_missing": kept(("    out[begin:end] = mine\n", "")),
+    "own_sums_missing__zeros": kept(("    out[begin:end] = mine\n", ""), ("out = x.clone()",
+        "out = torch.zeros_like(x)")),
     # Here other ranks also read where the sums are written.
     "overwritten_while_read__share_of_the_other": wrong(("source, begin, end", "source, *share(source)")),
     "overwritten_while_read__all_read": wrong(("total += yield \"read\", source, begin, end",
@@ -122,6 +127,9 @@ WRONG = {
         '    for other in range(ranks):\n        yield "wait", other, "y"\n')),
     "too_many_bytes": wrong(("        result[first:last] = yield \"read\", owner, first, last",
         "        part = yield \"read\", owner, 0, len(x)\n        result[first:last] = part[first:last]")),
+    # The last share takes what is left over.
+    "too_many_bytes__a_long_share": wrong((SHARES, "return of * (len(x) // ranks), (of + 1) * (len(x) // ranks) if "
+        "of < ranks - 1 else len(x)")),
     # Everybody reads everything, and there is no second phase.
     "too_many_bytes__one_shot": HEAD + '''def one_shot(rank, ranks, x):
     yield "write", x, 0
