@@ -98,6 +98,8 @@ def play_ranks(program, arguments, order=0, memory=None, buffered=True, dies=Non
             note(who, "send", step[1], message[0].nbytes)
             return ("receive", step[3]) if name == "exchange" else ("taken", step[1], message)
         if name in together:
+            if name != "barrier":  # the tensors as they are now: the program may use their memory again
+                step = (name, step[1].clone() if name != "all_to_all" else [tensor.clone() for tensor in step[1]])
             number = joined[who]
             joined[who] += 1
             if number == len(meetings):

@@ -53,6 +53,21 @@ def test_sums_are_right_in_every_order(order, ranks):
     assert played["ending"] == "finished" and all(torch.equal(result, expected) for result in played["results"])
 
 
+@pytest.mark.parametrize("kind", ("all_reduce", "all_gather", "all_to_all"))
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_tensor_may_be_used_again_after_a_step_of_all_ranks(order, kind):
+    """What others got was read when they went on, so a rank that cleared its buffer before had sent zeros."""
+
+    def clears(rank, ranks, x):
+        buffer = x.clone()
+        got = yield (kind, [buffer] * ranks if kind == "all_to_all" else buffer)
+        buffer.zero_()
+        return got if kind == "all_reduce" else sum(got)
+
+    played = play_ranks(clears, numbers(3), order)
+    assert all(torch.equal(result, sum(x for (x,) in numbers(3))) for result in played["results"])
+
+
 def wrong_in(program, arguments, **options):
     right = [play_ranks(program, [(*one, 3) for one in arguments], order, MEMORY)["results"][0] for order in ORDERS]
     played = [play_ranks(program, [(*one, 3, *options.values()) for one in arguments], order, MEMORY)
