@@ -19,6 +19,8 @@ CHANGES = (
         log2e_missing__but_in_the_lse=(SCALE, "1 / math.sqrt(dim)", *LN_LSE)),
     *edits("The scores hold log2(e) already, and the exponential is the natural one. Take tl.exp2 throughout.",
         natural_exp=EXP, natural_exp__log=(*EXP, *LN_LSE), natural_exp__rescale=(RESCALE, "torch.exp(old - renewed)")),
+    *edits(told.NOT_DIVIDED, not_divided=("(out / total[..., None])", "out")),
+    *edits("Nothing is ever rescaled.", never_rescaled=(MUST, "(present & False)[:, :1]")),
     *edits(told.TAIL_SCORED,
         tail_keys_scored=(MASKED, "products * scale"), tail_keys_scored__low=(MASKED, MASKED.replace("-INF", "-1e4"))),
     *edits(told.TAIL_IN_THE_MAXIMUM,

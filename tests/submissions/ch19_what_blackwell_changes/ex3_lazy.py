@@ -63,6 +63,8 @@ WRONG = {
     "lse_mixes_bases": wrong((LSE, "reference * 0.6931471805599453 + tl.log2(total)")),
     "natural_exp": wrong(("tl.exp2(", "tl.exp(")),
     "log2e_missing": wrong(("math.log2(math.e) / math.sqrt(dim)", "1 / math.sqrt(dim)")),
+    "not_divided": wrong(("out = out / total[:, None]\n", "out = out + 0.0\n")),
+    "never_rescaled": wrong((MUST, "0")),
     "tail_keys_scored": wrong(('tl.where((place < keys)[None, :], scores, float("-inf"))', "scores + 0.0")),
     "masked_after_the_maximum": wrong(
         ('tl.where((place < keys)[None, :], scores, float("-inf"))', "scores + 0.0"),
