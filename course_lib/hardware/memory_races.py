@@ -7,7 +7,7 @@ some order of the ranks gives the reader other numbers.
 """
 
 
-def watch_memory(ranks, size, most=2000):
+def watch_memory(ranks, size, most=1000):
     """What watches the programs of one run, and the races that it has found so far.
 
     Args:
@@ -27,10 +27,10 @@ def watch_memory(ranks, size, most=2000):
     """
     # One function without helpers outside, since the checker sends its source alone to another process. A clock of a
     # rank counts, for each rank, the accesses that are over for certain.
-    import torch
+    import math
 
     clocks, joined, meetings, signals = [[0] * ranks for _ in range(ranks)], [0] * ranks, {}, {}
-    held = [torch.full((size,), float("nan"), dtype=torch.float64) for _ in range(ranks)]
+    held = [[math.nan] * size for _ in range(ranks)]
     reads, writes = [[] for _ in range(ranks)], [[] for _ in range(ranks)]  # of each rank's part
     races = set()
 
@@ -50,10 +50,11 @@ def watch_memory(ranks, size, most=2000):
         clock = clocks[rank]
         clock[rank] += 1
         if step[0] == "write":
-            new = step[1].detach().flatten().double()
-            place = held[rank][step[2] : step[2] + len(new)]
-            changed = {step[2] + number for number in (place != new).nonzero().flatten().tolist()}
-            place.copy_(new)
+            changed = set()
+            for place, number in enumerate(step[1].flatten().tolist(), step[2]):
+                if held[rank][place] != number:
+                    changed.add(place)
+                    held[rank][place] = number
             writes[rank].append((clock[rank], changed, at))
             races.update(
                 race(at, read)

@@ -102,5 +102,5 @@ def test_a_rank_that_reads_until_something_has_come_is_stopped():
     def play(rank, ranks):
         return (yield from watched(rank, program(rank, ranks), 0))
 
-    with pytest.raises(RuntimeError, match="rank 0 of 2 has not come to its end after 2,000 steps"):
+    with pytest.raises(RuntimeError, match="rank 0 of 2 has not come to its end after 1,000 steps"):
         play_ranks(play, [(), ()], "ascending", (3, torch.float32))
