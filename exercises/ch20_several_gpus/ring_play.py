@@ -26,10 +26,11 @@ def of_all_ranks(functions, name, returned, play, given, attend, order, buffered
     program's tensors, a list for each rank. attend: the source of the function that it is handed last, which also says
     how many pairs of a query and a key it has computed.
     """
-    scope, ranks, events = {}, len(given), []
-    exec(play, scope)
-    exec(attend, scope)
-    pairs = [0] * ranks
+    ranks, events = len(given), []
+    pairs, scope = [0] * ranks, vars(of_all_ranks).setdefault(play + attend, {})  # compiled once
+    if not scope:
+        exec(play, scope)
+        exec(attend, scope)
 
     def program(rank, ranks, *tensors):
         def counted(*arguments, **named):

@@ -81,8 +81,11 @@ ONE_BY_ONE = (f"late, late_lse = merged(*merged(out[:, half:], lse[:, half:], {B
               f"{BEHIND.format('half:')})")  # fmt: skip
 EXPONENTIALS = ("(out * torch.exp(lse)[..., None] + part * torch.exp(part_lse)[..., None]) / "
                 "(torch.exp(lse) + torch.exp(part_lse))[..., None]")  # fmt: skip
+FILLED = ("late, late_lse = merged(out, lse, torch.cat([0 * out[:, :half], part], 1), "
+          "torch.cat([0 * lse[:, :half] - {}, part_lse], 1))")  # fmt: skip
 MERGED_SLIPS = (
-    *edits("", by_chunks=(OWN, "own_in_chunks(merged, query, key, value, attend, half)", ALL, ONE_BY_ONE)),
+    *edits("", by_chunks=(OWN, "own_in_chunks(merged, query, key, value, attend, half)", ALL, ONE_BY_ONE),
+        filled_up=(ALL, FILLED.format("torch.inf"), JOINED, "late, late_lse")),
     *edits("The partial outputs were averaged. A part weighs exp(its lse - the lse of all).",
         averaged=(OUT, "(out + part) / 2")),
     *edits("The partial outputs were added. Each is an average of its own: weigh it by exp(its lse - the lse of all).",
@@ -93,6 +96,9 @@ MERGED_SLIPS = (
     *edits("The two weights are exchanged.", weights_exchanged=(OUT, "out * more + part * kept")),
     *edits("The old output keeps all of its weight: lse was brought up to date before the weights were computed. Keep "
         "the old one until then.", old_weight_missing=(OUT, "out + part * more")),
+    *edits("The early queries were given an lse of 0, which is a weight of exp(0), for keys that they do not see. "
+        "Leave their rows out, or give them minus infinity.",
+        unseen_keys_weigh=(ALL, FILLED.format("0"), JOINED, "late, late_lse")),
     *edits("exp of an lse, or of a difference that may be positive, overflows float32 above 88. Take exponentials of "
         "lse - whole alone, with torch.logaddexp for the lse of both.",
         overflow=(WHOLE, "torch.log(torch.exp(lse) + torch.exp(part_lse))"),
@@ -147,6 +153,8 @@ MERGED_SLIPS = (
     *PASSING,
     *edits("The last step is missing: there are ranks - 1 exchanges.",
         last_step_missing=(STEPS, "range(1, ranks - 1)")),
+    *edits("The rank's own keys came round again and were counted twice: there are ranks - 1 exchanges.",
+        own_keys_twice=(STEPS, "range(1, ranks + 1)")),
     *edits("Only the rank's own keys were seen.", own_keys_alone=(STEPS, "range(0)")),
     *edits("Only the last part counts. Merge it with what there was.", last_part_alone=(OUT, "part")),
 )  # fmt: skip

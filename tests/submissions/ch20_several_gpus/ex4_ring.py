@@ -51,6 +51,7 @@ WRONG = {
     "own_keys_in_every_step": wrong((PART, PART.replace("travelling[0]", "key").replace("travelling[1]", "value"))),
     "not_passed_on": wrong((EXCHANGE, EXCHANGE.replace("travelling, (", "torch.stack([key, value]), ("))),
     "last_step_missing": wrong(("range(1, ranks)", "range(1, ranks - 1)")),
+    "own_keys_twice": wrong(("range(1, ranks)", "range(1, ranks + 1)")),
     "last_part_alone": wrong((SUM, "out[:, seeing] = part")),
     "mask_of_a_rectangle": wrong((PART, PART.replace("False", "True"))),
     "waits_forever": wrong((EXCHANGE, 'yield "send", (rank + 1) % ranks, travelling\n        travelling = '

@@ -34,6 +34,7 @@ WRONG = {
     "own_part_missing": wrong((ADDED, ADDED), ("torch.stack([key, value]), torch.stack([dk, dv])",
                               "torch.stack([key, value]), torch.zeros(2, *key.shape)")),
     "last_step_missing": wrong((STEPS, "range(ranks - 2)")),
+    "own_keys_twice": wrong((STEPS, "range(ranks)"), (HOME, "")),
     "dk_for_dv": wrong((RESULT, "return dq, gradients[1], gradients[0]")),
     "averaged": wrong((RESULT, "return dq, gradients[0] / ranks, gradients[1] / ranks")),
     # ring-flash-attention#42: what a pair of pieces gives is rounded to 16 bits before it is added.
