@@ -39,6 +39,7 @@ WRONG = {
         (KEYS, "[rank % kv_heads] if ranks > kv_heads else [rank * kv_heads // ranks + i "
          "for i in range(kv_heads // ranks)]")
     ),
+    "one_kv_head_alone": wrong((KEYS, "[rank * kv_heads // ranks]")),
     "all_kv_heads": wrong((KEYS, "list(range(kv_heads))")),
     "local_kv_numbers": wrong((KEYS, "list(range(max(1, kv_heads // ranks)))")),
     "fails_without_copies": wrong((KEYS, "[rank // (ranks // kv_heads)]")),
@@ -52,6 +53,8 @@ WRONG = {
     "averaged": wrong((SUM, f"{SUM} / share")),
     "wrong_group": wrong((GROUP, "range(rank % kv_heads, ranks, kv_heads) if share > 1 else [rank]"),
                          (SUM, "sum(parts[other] for other in group)")),
+    "wrong_group__share": wrong((GROUP, "range(rank % share, ranks, share)"),
+                                (SUM, "sum(parts[other] for other in group)")),
     "group_of_kv_heads": wrong(("max(1, ranks // kv_heads)", "kv_heads if ranks > kv_heads else 1")),
     "one_other_alone": otherwise("""if share == 1:
         return gradient
