@@ -63,6 +63,7 @@ WRONG = {
     "sum_on_one_rank": wrong((SUM, f"{SUM} if rank == first else gradient")),
     "not_passed_on": otherwise(RING.replace("travelling,\n", "gradient,\n")),
     "bits_differ": otherwise(RING),
+    "bits_differ__own_part_first": wrong((SUM, "sum((parts[other] for other in group if other != rank), gradient)")),
     "too_many_bytes": otherwise(f'parts = yield ("all_gather", gradient)\n    return {SUM}'),
     "too_many_bytes__zeros": otherwise("""filled = gradient.new_zeros(ranks, *gradient.shape)
     filled[first] = gradient
