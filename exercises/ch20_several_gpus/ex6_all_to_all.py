@@ -159,6 +159,7 @@ CONTRACT = Contract(
 )  # fmt: skip
 
 ORDER, ROWS, EACH = "choice.argsort(stable=True)", "x[order]", "numbers[source][rank]"
+RUN = "made_by(rank * local + own, torch.cat(pieces))"
 BACK, OWN, BY_RANK = "result[order] = returned", "torch.cat(each)", "(choice // local).argsort(stable=True)"
 CHANGES = (
     *edits("", sorted_by_rank_with_numbers=(ORDER, BY_RANK, f"torch.arange(local).repeat_interleave({EACH})",
@@ -175,6 +176,11 @@ CHANGES = (
     *edits("The rows that arrive were taken as sorted by expert. They are sorted within the piece of each rank alone: "
         "an expert's rows stand in several places.",
         taken_as_sorted=(OWN, f"torch.arange(local).repeat_interleave(sum({EACH} for source in range(ranks)))")),
+    *edits("All rows that arrive went to the rank's first expert. Ask of each row which expert it is for.",
+        first_expert_alone=(OWN, "0 * torch.cat(each)")),
+    *edits("Only rank 0 runs its experts. An expert's number in its rank was compared with its number among all, so "
+        "other ranks found no rows for theirs.", **{f"numbers_mixed__{name}": (RUN, f"{RUN} * (1.0 if rank == 0 else "
+        f"{value})") for name, value in (("unwritten", "float('nan')"), ("zeros", "0.0"))}),
     *edits("The results go back in the order of the experts. Send them back in the order in which their rows arrived, "
         "rank by rank.",
         returned_by_expert=("made.split", "made[own.argsort(stable=True)].split")),

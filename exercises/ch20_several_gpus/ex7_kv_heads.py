@@ -172,6 +172,8 @@ OF_QUERIES = (
     *edits("The KV head's number is the rank's, and only kv_heads of them exist. Ranks that share a head follow each "
         "other: ranks // kv_heads of them hold head 0, and so on.",
         rank_as_kv_head=(KEYS, "[rank * max(1, kv_heads // ranks) + i for i in range(max(1, kv_heads // ranks))]")),
+    *edits("A rank has one KV head alone. With more KV heads than ranks it has kv_heads // ranks of them.",
+        one_kv_head_alone=(KEYS, "[rank * kv_heads // ranks]")),
     *edits("The copies of a KV head lie on the wrong ranks: they were dealt out one by one. Ask which KV heads the "
         "rank's own query heads read.",
         copies_dealt_out=(KEYS, "sorted({(rank * max(1, kv_heads // ranks) + i) % kv_heads "
@@ -194,8 +196,11 @@ OF_SUMS = (
         "total + gradients[other] if other != rank or share == 1 else total")),
     *edits("The parts were averaged. Each is the gradient from other query heads, so they are added.",
         averaged=(ADDED, "= total / share\n    return"), averaged__over_all=(ADDED, "= total / ranks\n    return")),
-    *edits("The wrong ranks share a head: those that are kv_heads apart were added. Ranks that hold a head follow each "
-        "other.", wrong_group=(GROUP, "range(rank % kv_heads, ranks, kv_heads) if share > 1 else [rank]")),
+    *edits("The parts of the wrong ranks were added. Ranks that hold the same head follow each other: the first ranks "
+        "// kv_heads ranks hold head 0, and so on.",
+        wrong_group=(GROUP, "range(rank % kv_heads, ranks, kv_heads) if share > 1 else [rank]"),
+        wrong_group__share=(GROUP, "range(rank % share, ranks, share)"),
+        wrong_group__share_if_copied=(GROUP, "range(rank % share, ranks, share) if share > 1 else [rank]")),
     *edits("A head is taken to be shared by kv_heads ranks. ranks // kv_heads of them hold it.",
         group_of_kv_heads=("max(1, ranks // kv_heads)", "min(ranks, kv_heads) if ranks > kv_heads else 1")),
     *edits("Only one other rank's part was added. ranks // kv_heads ranks hold a head, and all of their parts count.",

@@ -55,6 +55,12 @@ WRONG = {
     "not_sorted__put_back": wrong((SENT, "x.split(")),
     "sorted_by_rank_alone": wrong((ORDER, "(experts // local).argsort(stable=True)")),
     "taken_as_sorted": wrong((OWN, "torch.arange(local).repeat_interleave(sum(arriving))")),
+    "first_expert_alone": wrong((LOOP, LOOP + "    own = torch.zeros_like(own)\n")),
+    "numbers_mixed": wrong(("own == expert", "own == rank * local + expert")),
+    "numbers_mixed__zeros": with_numbers(("in own.unique().tolist()", "in range(local)"),
+                                         ("[own == expert] = run(expert, rows[own == expert])",
+                                          "[own == expert] = run(expert, rows[own == expert]) "
+                                          "if (own == expert).any() else 0")),
     "returned_by_expert": wrong((BACK, "made[own.argsort(stable=True)].split(")),
     "returned_by_expert__joined": wrong(
         (LOOP, "    parts = [rows[:0]]\n"), (f"made[places] = {RUN}", f"parts.append({RUN})"),
@@ -110,6 +116,11 @@ def dispatch(rank, ranks, x, experts, count, run):
 """,
 }  # fmt: skip
 UNUSUAL = {
+    "a buffer that is used again": wrong(
+        ("    numbers =", "    buffer = x[order]\n    numbers ="), (SENT, "buffer.split("),
+        ("    rows = torch.cat(pieces)\n", "    rows = torch.cat(pieces)\n    buffer.fill_(-1)\n"),
+        (RETURN, "buffer.copy_(torch.cat(back))\n    result[order] = buffer"),
+    ),
     "each row with the number of its expert": WITH_NUMBERS,
     "experts in descending order, lists of Python": """# Exercise 20.6 · Tokens to experts on other ranks
 def dispatch(rank, ranks, x, experts, count, run):

@@ -39,6 +39,7 @@ WRONG = {
         (KEYS, "[rank % kv_heads] if ranks > kv_heads else [rank * kv_heads // ranks + i "
          "for i in range(kv_heads // ranks)]")
     ),
+    "one_kv_head_alone": wrong((KEYS, "[rank * kv_heads // ranks]")),
     "all_kv_heads": wrong((KEYS, "list(range(kv_heads))")),
     "local_kv_numbers": wrong((KEYS, "list(range(max(1, kv_heads // ranks)))")),
     "fails_without_copies": wrong((KEYS, "[rank // (ranks // kv_heads)]")),
@@ -52,6 +53,8 @@ WRONG = {
     "averaged": wrong((SUM, f"{SUM} / share")),
     "wrong_group": wrong((GROUP, "range(rank % kv_heads, ranks, kv_heads) if share > 1 else [rank]"),
                          (SUM, "sum(parts[other] for other in group)")),
+    "wrong_group__share": wrong((GROUP, "range(rank % share, ranks, share)"),
+                                (SUM, "sum(parts[other] for other in group)")),
     "group_of_kv_heads": wrong(("max(1, ranks // kv_heads)", "kv_heads if ranks > kv_heads else 1")),
     "one_other_alone": otherwise("""if share == 1:
         return gradient
@@ -60,6 +63,7 @@ WRONG = {
     "sum_on_one_rank": wrong((SUM, f"{SUM} if rank == first else gradient")),
     "not_passed_on": otherwise(RING.replace("travelling,\n", "gradient,\n")),
     "bits_differ": otherwise(RING),
+    "bits_differ__own_part_first": wrong((SUM, "sum((parts[other] for other in group if other != rank), gradient)")),
     "too_many_bytes": otherwise(f'parts = yield ("all_gather", gradient)\n    return {SUM}'),
     "too_many_bytes__zeros": otherwise("""filled = gradient.new_zeros(ranks, *gradient.shape)
     filled[first] = gradient
