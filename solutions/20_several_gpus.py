@@ -1,22 +1,666 @@
 # %% [markdown]
-# # 20 · Several GPUs
+# # 20 · Several GPUs: heads, sequences and experts shared out
+#
+# **The question.** A model with 70 billion parameters has 140 GB of weights in 16 bits. A GPU with 80 GB cannot hold
+# them. On two, four or eight H100s it can run. How long is a step that generates one token then? And how much of that
+# time goes to the links between the GPUs, over which they exchange their results?
+#
+# Write down two numbers for eight GPUs: the milliseconds of a step, and the percentage of it that the links take.
+#
+# In this chapter you cut a model for several GPUs in three ways: its weights, its sequence and its experts. You write
+# what travels over the links, and count it. At the end a small model runs on your functions, on 1, 2 and 4 ranks.
+#
+# **You need one machine and no GPU.** All programs of this chapter run on *simulated* ranks: one process plays them in
+# any order of events, tells races and deadlocks, and counts bytes. Nothing in this chapter was measured on several GPUs
+# by us. Figures that others measured are quoted with their source.
+#
+# **Time.** About six hours for all seven exercises, estimated. The **core path** takes two: exercises 20.1, 20.2 and
+# 20.3, and every section whose heading does not end in *deeper*. You need chapters 01 and 05. Deeper sections use
+# chapters 03 (merging two parts of a softmax), 07 (query heads that share a KV head), 10 (the backward pass) and 18
+# (experts).
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
-from course_lib import (
-    check, default_device, hint, interpreting, machine, measured, predict, progress, self_check, solution
-)
+from course_lib import check, default_device, hint, measured, predict, progress, self_check, solution
 
 import math
-from functools import partial
 
 import torch
 import torch.nn.functional as F
-import triton
-import triton.language as tl
 
-device = default_device()
-on_gpu = not interpreting()
+# %% [markdown]
+# ## What a step costs on several GPUs
+#
+# Each step of a model that generates text reads all of its weights, and the KV cache of each sequence. With 70 billion
+# parameters in 16 bits there are 140 GB of weights. They do not fit into the 80 GB of an H100, and reading them at its
+# 3.35 TB/s would take 42 ms. Eight GPUs can share the reading: each holds an eighth of every weight, and reads its
+# 17.5 GB in 5.2 ms.
+#
+# A GPU together with its program is called a *rank*; ranks are numbered from 0. A rank's part of a weight is a *shard*.
+# Cutting every weight into shards is called *tensor parallelism*, and 20.2 shows how to cut. It has a price: behind
+# attention and behind the MLP each rank has only a *partial sum* of every number. The next operation needs the sum over
+# all ranks, on every rank. An operation that gives it to all is an *all-reduce*. So a layer has two of them, and each
+# adds batch · width numbers.
+#
+# The numbers travel over *links* between the GPUs. On an H100 a GPU receives up to 450 GB/s over its links. Here are
+# two ways to add up S bytes:
+#
+# - **One-shot.** Each rank reads the numbers of all other ranks and adds them up itself. With 4 ranks it receives 3 S.
+# - **Two-shot.** Each rank adds up one share. With 4 ranks, rank 0 reads the first quarter of the numbers of the other
+#   3, and adds it up. Then it reads the other three quarters, each from the rank that has added it up. It receives ¾ S
+#   in each of two phases, 1.5 S in all. The second phase must wait for the first.
+#
+# With 8 ranks these are 7 S and 1.75 S. Is two-shot four times as fast, then? For one sequence and a width of 8,192, S
+# is 16 KiB. One-shot receives 114,688 bytes, and at 450 GB/s they take 0.25 µs. On eight H100s a one-shot kernel took
+# 13.3 µs for 8k numbers of this size ([helion#245](https://github.com/pytorch/helion/pull/245)). Nearly all of it is
+# *latency*, which does not depend on the bytes: the kernel starts, and the ranks wait for each other. So count one
+# latency for one-shot and two for two-shot, and add the bytes. A 70B model has 80 layers, so its 160 all-reduces of
+# 13 µs take 2.1 ms beside the 5.2 ms of reading.
+#
+# **The cache** is shared out by whole KV heads. With 8 KV heads on 4 ranks each rank holds 2, a quarter of the cache.
+# With 2 KV heads on 8 ranks, four ranks need the same head, and each keeps a copy: each reads half of the cache. One
+# project divided by 32 devices where Llama 3 has 8 KV heads
+# ([tenstorrent/vllm#50](https://github.com/tenstorrent/vllm/pull/50)). Another one, on TPUs, cut heads into pieces and
+# put them together over the links. With copies its step took 1.58 ms instead of 3.1 ms
+# ([tpu-inference#2661](https://github.com/vllm-project/tpu-inference/pull/2661)).
+#
+# **Predict** how many times as fast a model with 8 billion parameters becomes on 8 GPUs: 16 GB of weights, 32 layers, a
+# width of 4,096, one sequence, a latency of 13 µs.
+
+# %%
+predict("20 8B model, 8 GPUs instead of 1", ..., "times")
+
+# %%
+# Exercise 20.1 · What a step costs on several GPUs
+def received_bytes(ranks: int, numbers: int, itemsize: int, method: str) -> float:
+    """How many bytes one rank receives over the links in one all-reduce.
+
+    ranks: at least 1. With 1 rank nothing is received.
+    numbers: how many numbers are added up, the same on each rank: a multiple of ranks, at least 1. In two-shot each
+        rank adds up numbers / ranks of them.
+    itemsize: bytes of a number: 1, 2, 4 or 8.
+    method: "one-shot" or "two-shot".
+    Returns: one number, not rounded. What a rank has itself does not travel, and what it sends is not counted.
+    """
+    # BEGIN SOLUTION
+    from_each = numbers * itemsize if method == "one-shot" else 2 * numbers * itemsize / ranks
+    return (ranks - 1) * from_each
+    # END SOLUTION
+
+
+def step_seconds(
+    ranks: int, layers: int, batch: int, width: int, weight_bytes: float, cache_bytes: float, kv_heads: int,
+    memory_rate: float, link_rate: float, latency: float,
+) -> float:
+    """The seconds of a decode step with tensor parallelism: first a rank's reads, then all its all-reduces.
+
+    ranks, layers, batch, kv_heads: at least 1. width: a multiple of ranks.
+    weight_bytes: of the whole model, at least 1; each rank reads its share, 1 / ranks of them, once.
+    cache_bytes: of all sequences, layers and KV heads, 0 or more. A rank reads the cache of its own KV heads, once.
+    kv_heads: a multiple of ranks, or ranks is a multiple of kv_heads. A rank has kv_heads / ranks of them, or one whole
+        head where there are fewer heads than ranks.
+    memory_rate, link_rate: bytes a second that each rank reads from its memory and receives over its links; positive
+        numbers.
+    latency: seconds, 0 or more.
+
+    Each layer has two all-reduces of batch · width numbers of 2 bytes. Each is done by the faster of the two methods:
+    one-shot takes one latency and two-shot two, and the bytes of `received_bytes` come on top, at link_rate. Nothing
+    overlaps, so all times add up. One rank does no all-reduce.
+    Returns: one number, not rounded.
+    """
+    # BEGIN SOLUTION
+    seconds = (weight_bytes / ranks + cache_bytes / min(ranks, kv_heads)) / memory_rate
+    if ranks == 1:
+        return seconds
+    methods = ((1, "one-shot"), (2, "two-shot"))
+    all_reduce = min(
+        phases * latency + received_bytes(ranks, batch * width, 2, method) / link_rate for phases, method in methods
+    )
+    return seconds + 2 * layers * all_reduce
+    # END SOLUTION
+
+# %%
+best_received_bytes, best_step_seconds = check("20.1", received_bytes, step_seconds).best
+
+# %%
+H100 = {"memory_rate": 3.35e12, "link_rate": 450e9, "latency": 13e-6}
+MODELS = {"8B": (32, 4096, 16e9), "70B": (80, 8192, 140e9)}  # layers, width, bytes of the weights
+print(f"{'':16}{'1 GPU':>10}{'2':>10}{'4':>10}{'8':>10}")
+for name, (layers, width, weight_bytes) in MODELS.items():
+    for batch in (1, 256):
+        milliseconds = [
+            1e3 * best_step_seconds(ranks, layers, batch, width, weight_bytes, 0, 8, **H100) for ranks in (1, 2, 4, 8)
+        ]
+        print(f"{name}, batch {batch:<6}" + "".join(f"{one:8.2f}ms" for one in milliseconds))
+one, eight = (best_step_seconds(ranks, 32, 1, 4096, 16e9, 0, 8, **H100) for ranks in (1, 8))
+measured("20 8B model, 8 GPUs instead of 1", one / eight, "times")
+
+# %% [markdown]
+# Eight GPUs make the 8B model only 3.3 times as fast, because its 64 all-reduces take longer than its reading. The 70B
+# model becomes 5.7 times as fast. These times are computed, not measured. For one sequence nearly all of an all-reduce
+# is latency, so one-shot is the faster method. With 256 sequences on eight GPUs the bytes count, and two-shot wins.
+
+# %% [markdown]
+# ## An MLP on several ranks
+#
+# How do you cut a layer so that its ranks have to meet only once? Take the MLP of exercise 18.4. Its first weight has
+# 2 · hidden rows, first those of the *gate* and then those of *up*. They make hidden numbers $silu(gate) \cdot up$, and
+# a second weight, *down*, makes `width` numbers of these.
+#
+# **Cut the first weight by rows.** Each row makes one gate or one up, so a rank with some of the rows has whole gates
+# and ups. silu needs nothing but its own gate. If you cut the weight by columns, each rank has a part of every gate.
+# Then you need an all-reduce before silu, because silu of a sum is not the sum of silus.
+#
+# **Cut down by columns.** Each output is a sum over all hidden numbers. A rank has some of them and adds up its terms:
+# a partial sum. One all-reduce completes it.
+#
+# Take one output, hidden size 4 and 2 ranks. The gates are 1, -1, 2 and 0, every up is 1, and so is every number of
+# down. The hidden numbers are 0.731, -0.269, 1.762 and 0. Rank 0 has the first two, and its partial sum is 0.462. Rank
+# 1 has 1.762. Together they make 2.224.
+#
+# Two faults are common:
+#
+# - **The bias of down counts once.** Say that it is 0.5, so the result is 2.724. If each rank adds it to its partial
+#   sum, the all-reduce makes 3.224 of it. A serving engine had this fault
+#   ([text-generation-inference#1036](https://github.com/huggingface/text-generation-inference/issues/1036)). Rank 0
+#   alone may add the bias before the sum, or all ranks after it.
+# - **Gate and up are cut apart.** With hidden size 4, rank 0 needs the rows 0 and 1, two gates, and 4 and 5, two ups.
+#   Cut in two blocks, the weight gives rank 0 the rows 0 to 3: all gates, and no up. The shapes are the same, so there
+#   is no error, only a wrong result ([Automodel#1324](https://github.com/NVIDIA-NeMo/Automodel/pull/1324)).
+#
+# **How a rank's program is written.** You need no second GPU: `play_ranks` plays the programs of all ranks in one
+# process. A program is a generator. It stops at every `yield`, which names a *step*, and goes on with the step's value.
+# Meanwhile the other ranks go on, in an order that can be chosen. What is wrong in one order alone is found in that
+# order. `play_ranks` also counts the bytes that each rank receives, those of an all_reduce as in one-shot. The next
+# cell adds up a number of each of two ranks.
+
+# %%
+from course_lib.hardware.simulated_ranks import play_ranks
+
+
+def add_up(rank, ranks, number):
+    total = yield ("all_reduce", number)
+    return total
+
+
+played = play_ranks(add_up, [(torch.tensor([1.0]),), (torch.tensor([10.0]),)])  # the arguments of each rank
+print(played["ending"], played["results"], "bytes received:", played["received"])
+
+# %% [markdown]
+# Both ranks have 11, and each has received the 4 bytes of the other's float32.
+#
+# **Predict** how many bytes a rank receives in the MLP with 4 ranks, 3 tokens, a width of 64 and a hidden size of 256.
+
+# %%
+predict("20 bytes received by a rank in one MLP", ..., "bytes")
+
+# %%
+# Exercise 20.2 · An MLP on several ranks
+def shard(
+    rank: int, ranks: int, gate_up: torch.Tensor, gate_up_bias: torch.Tensor, down: torch.Tensor,
+    down_bias: torch.Tensor,
+) -> tuple:
+    """The part of the MLP's weights that one rank holds.
+
+    ranks: at least 1. rank: 0 … ranks - 1.
+    gate_up: [2 · hidden, width]: first all rows of the gate, then all rows of up. gate_up_bias: [2 · hidden], alike.
+    down: [width, hidden]. down_bias: [width]. hidden is a multiple of ranks, and width at least 1.
+    All are float32 and contiguous, and are not changed. Weights are up to 10 in size. Biases are up to 1,000 in size,
+    and may be 0.
+    Returns: a tuple or list in a form of your own, of tensors, numbers and None. It is copied to the rank's GPU. Its
+    tensors have at most (2 · hidden · width + 2 · hidden + hidden · width) / ranks + width numbers in all.
+    """
+    # BEGIN SOLUTION
+    hidden = down.shape[1]
+    own = slice(rank * hidden // ranks, (rank + 1) * hidden // ranks)
+    gate, up = gate_up.chunk(2)
+    gate_bias, up_bias = gate_up_bias.chunk(2)
+    return gate[own], up[own], gate_bias[own], up_bias[own], down[:, own], down_bias
+    # END SOLUTION
+
+
+def mlp(rank: int, ranks: int, x: torch.Tensor, part: tuple):
+    """The program of one rank: a generator that computes (silu(x gateᵀ + bias) · (x upᵀ + bias)) downᵀ + down_bias.
+
+    rank, ranks: as above.
+    x: [tokens, width], at least 1 of each, float32, contiguous, the same on all ranks; up to 10,000 in size.
+    part: what `shard` returned for this rank. It serves many calls, so it is not changed, and x is not either.
+    Yields: ("all_reduce", tensor), a step whose value is the sum of the ranks' tensors, which have the same shape. In a
+        call a rank takes at most this one step, with tokens · width numbers. If ranks is 1, it may leave it out.
+    Returns: [tokens, width], float32: the result of the whole MLP, on every rank.
+    The ranks' programs are played in many orders.
+    """
+    # BEGIN SOLUTION
+    gate, up, gate_bias, up_bias, down, down_bias = part
+    hidden = F.silu(F.linear(x, gate, gate_bias)) * F.linear(x, up, up_bias)  # [tokens, hidden / ranks]
+    total = yield ("all_reduce", hidden @ down.T)
+    return total + down_bias
+    # END SOLUTION
+
+# %%
+best_shard, best_mlp = check("20.2", shard, mlp).best
+
+# %%
+ranks, tokens, width, hidden = 4, 3, 64, 256
+x, gate_up, gate_up_bias = torch.randn(tokens, width), torch.randn(2 * hidden, width), torch.randn(2 * hidden)
+down, down_bias = torch.randn(width, hidden), torch.randn(width)
+parts = [best_shard(rank, ranks, gate_up, gate_up_bias, down, down_bias) for rank in range(ranks)]
+played = play_ranks(best_mlp, [(x, part) for part in parts])
+
+gate, up = F.linear(x, gate_up, gate_up_bias).chunk(2, -1)
+whole = F.linear(F.silu(gate) * up, down, down_bias)
+print("largest difference from one GPU:", max((result - whole).abs().max().item() for result in played["results"]))
+print("numbers on a rank:", sum(one.numel() for one in parts[0] if torch.is_tensor(one)), "of", 3 * hidden * width
+      + 2 * hidden + width)
+measured("20 bytes received by a rank in one MLP", played["received"][0], "bytes")
+
+# %% [markdown]
+# It receives 2,304 bytes: 3 ranks send 3 · 64 numbers of 4 bytes each. The hidden size makes no difference, because the
+# hidden numbers never travel. Attention is cut in the same way: each rank has some of the heads, and the output
+# projection is cut by columns like down. That is the other all-reduce of a layer.
+
+# %% [markdown]
+# ## The all-reduce by hand
+#
+# A kernel can read the memory of another GPU over the links, with ordinary loads. So it can add up by itself. But it
+# must read neither too early nor too late.
+#
+# Each rank has a *part*: room for n numbers that all ranks read and only their owner writes. In **one-shot** a rank
+# writes its numbers to its part, reads all parts, and adds them up. When may it read? Rank 1 may be slower than rank 0.
+# Then rank 0 finds what was in rank 1's part before. A *barrier* between writing and reading helps: it holds each rank
+# until all ranks have come to it. On a GPU it is made of *signals*, small counters in the memory of the other ranks.
+#
+# Is one barrier enough? The next all-reduce uses the same parts. Say rank 0 has read everything and rank 1 has not.
+# Rank 0 returns, and writes the numbers of the next call to its part. Now rank 1 reads those. So a second barrier is
+# needed behind the reads. In one library a one-shot kernel lacked it. The sums became garbage now and then, and servers
+# crashed ([aiter#3514](https://github.com/ROCm/aiter/pull/3514)).
+#
+# **Two-shot** with two ranks, which hold [1, 2, 3, 4] and [10, 20, 30, 40]:
+#
+# | | part of rank 0 | part of rank 1 |
+# |---|---|---|
+# | both have written | 1, 2, 3, 4 | 10, 20, 30, 40 |
+# | each has added up its share and written the sums | **11, 22**, 3, 4 | 10, 20, **33, 44** |
+#
+# Rank 0's share is the first half. It reads only this half of rank 1's part. In this phase nobody else reads the first
+# half of rank 0's part, so rank 0 may put its sums there at once. After another barrier each rank reads every share
+# from the rank that has added it up. A kernel that took a wrong place in this last phase gave the right sums on GPU 0
+# alone ([FasterTransformer#672](https://github.com/NVIDIA/FasterTransformer/pull/672)).
+#
+# If ranks do not divide n, let share r go from `r * n // ranks` up to `(r + 1) * n // ranks`. For 7 numbers and 3 ranks
+# the shares have 2, 2 and 3 numbers.
+#
+# **The same bits on all ranks.** Three ranks hold 1, 10⁸ and -10⁸. In float32 (1 + 10⁸) - 10⁸ is 0, because 1 + 10⁸
+# is rounded to 10⁸. But (10⁸ - 10⁸) + 1 is 1. If each rank begins with its own number, rank 0 gets 0 and rank 1 gets
+# 1. Then they may choose different tokens, and go separate ways. PyTorch's one-shot kernel added in such an order,
+# until it was changed because ranks that differ can wait for each other for ever
+# ([pytorch#129501](https://github.com/pytorch/pytorch/pull/129501)).
+#
+# You write programs for a model of several ranks. A program is a generator: it yields a step, and gets the step's value
+# back. The model decides which rank goes on next. **Predict**: four ranks call your `one_shot` twice, without the
+# barrier behind the reads. In how many of 100 random orders is some sum wrong?
+
+# %%
+predict("20 wrong orders of 100 without the last barrier", ..., "orders")
+
+# %%
+# Exercise 20.3 · The all-reduce by hand
+def one_shot(rank: int, ranks: int, x: torch.Tensor):
+    """The sum of x over all ranks, where each rank reads all numbers of all others.
+
+    A generator: the program of one rank. Every rank runs it with numbers of its own, and rank r of ranks (1 to 8) gets
+    rank = r. x: float32 [n], contiguous, n at least 1, the same n on all ranks. Its numbers are finite and of any size;
+    no sum of them overflows. x is not to be changed.
+
+    Each rank has n numbers of memory, which all ranks can read and it alone can write. At first they are NaN, and
+    in later calls whatever the call before has left. The steps are:
+        yield ("write", tensor, begin)            from number `begin` of the own memory on
+        tensor = yield ("read", rank, begin, end) a copy of the numbers begin … end - 1 of any rank, also of its own
+        yield ("barrier",)                        goes on when all ranks have come to this barrier
+        yield ("signal", to, slot)                gives rank `to` a signal; slot is a name of your choice
+        yield ("wait", source, slot)              waits for such a signal of rank `source`, and takes it
+    Returns: the sum, float32 [n], with the same bits on all ranks.
+    It is called several times, one call right after the other, with the same memory. Ranks run at any pace: results
+    must be right in every order of their steps that barriers and signals allow, and every rank must come to its end.
+    A rank receives at most (ranks - 1) · n numbers in a call. What it reads of its own memory does not count.
+    """
+    # BEGIN SOLUTION
+    yield "write", x, 0
+    yield ("barrier",)  # all have written
+    total = torch.zeros_like(x)
+    for source in range(ranks):  # the same order on all ranks, so the same roundings
+        total += yield "read", source, 0, len(x)
+    yield ("barrier",)  # all have read: the next call may write
+    return total
+    # END SOLUTION
+
+
+def two_shot(rank: int, ranks: int, x: torch.Tensor):
+    """The same sum in two phases: each rank adds up one share of the numbers, and then reads the others' sums.
+
+    All as above but for the bytes: a rank receives at most n + (ranks - 2) · ceil(n / ranks) numbers in a call, and
+    none if it is alone. n need not be a multiple of ranks, and may be less. Which numbers make up a share is yours to
+    choose.
+    """
+    # BEGIN SOLUTION
+    def share(of):
+        return of * len(x) // ranks, (of + 1) * len(x) // ranks
+
+    begin, end = share(rank)
+    yield "write", x, 0
+    yield ("barrier",)  # all have written
+    total = torch.zeros_like(x[begin:end])
+    for source in range(ranks):
+        total += yield "read", source, begin, end
+    yield "write", total, begin  # no other rank reads this share of this rank's numbers
+    yield ("barrier",)  # all sums are written
+    result = torch.empty_like(x)
+    for owner in range(ranks):
+        first, last = share(owner)
+        result[first:last] = yield "read", owner, first, last
+    yield ("barrier",)  # all have read
+    return result
+    # END SOLUTION
+
+# %%
+best_one_shot, best_two_shot = check("20.3", one_shot, two_shot).best
+
+# %% [markdown]
+# The next cell takes away one barrier of your one_shot: none, the first, or the second. Four ranks call it once, or
+# twice in a row, each time in the same 100 random orders.
+
+# %%
+from course_lib.hardware.simulated_ranks import play_ranks
+
+
+def without(number, steps):
+    """The steps of a program but for its barrier of this number, from 1 on."""
+    value, barriers = None, 0
+    while True:
+        try:
+            step = steps.send(value)
+        except StopIteration as end:
+            return end.value
+        barriers += step[0] == "barrier"
+        value = None if step[0] == "barrier" and barriers == number else (yield step)
+
+
+def several_calls(rank, ranks, x, calls, number):
+    for _ in range(calls):
+        x = yield from without(number, best_one_shot(rank, ranks, x))
+    return x
+
+
+def wrong_orders(calls, number, ranks=4):
+    numbers = [torch.arange(4.0) + rank for rank in range(ranks)]
+    expected, arguments = sum(numbers) * ranks ** (calls - 1), [(x, calls, number) for x in numbers]
+    played = [play_ranks(several_calls, arguments, order, (4, torch.float32)) for order in range(100)]
+    return sum(any(not torch.equal(result, expected) for result in one["results"]) for one in played)
+
+
+print(f"{'wrong orders of 100':28}{'one call':>10}{'two calls':>11}")
+for number, words in enumerate(("with both barriers", "without the first", "without the second")):
+    print(f"{words:28}{wrong_orders(1, number):10}{wrong_orders(2, number):11}")
+measured("20 wrong orders of 100 without the last barrier", wrong_orders(2, 2), "orders")
+
+# %% [markdown]
+# Without the second barrier about 90 of 100 orders are wrong, but only if there are two calls. A test that calls the
+# function once finds nothing. On a real machine the ranks run at nearly the same pace, so such an error comes seldom
+# and is hard to find. The check therefore does more than play orders. It follows the barriers and signals, and tells
+# whether a read and a write of the same numbers could change places.
+
+# %% [markdown]
+# ## Ring attention · deeper
+#
+# A long sequence may not fit on one GPU. With 8 key heads of 128 numbers, the keys and values of a token take 4,096
+# bytes in bfloat16, in each layer. For a million tokens (2²⁰) and 32 layers that is 137 GB, and an H100 has 80. So each
+# rank keeps the queries, keys and values of some of the tokens. But a query has to meet the keys of all.
+#
+# In *ring attention* the queries stay, and keys and values travel. In each step every rank sends the ones that it holds
+# to the next rank, and receives the next ones from the rank before. After `ranks - 1` exchanges all queries have met
+# all keys.
+#
+# **Merging.** Each meeting gives an output over these keys, and *lse*, the log of the sum of their exponentials. A part
+# weighs as much as its sum. Suppose that a query's first part has output 1 and sum 1, so its lse is 0. The second has
+# output 5 and sum 3, so its lse is $\ln 3 = 1.10$. Together the sum is 4, the lse is $\ln 4 = 1.39$, and the output is
+# $1/4 \cdot 1 + 3/4 \cdot 5 = 4$. Each weight is $e^{\text{lse of the part} - \text{lse of all}}$.
+#
+# A merge takes exponentials only of differences that are not positive, since $e^{89}$ is infinite in float32. In one
+# program, `lse + log(1 + exp(block_lse - lse))` overflowed, until `logsigmoid` replaced it
+# ([EasyContext#14](https://github.com/jzhang38/EasyContext/issues/14)). `torch.logaddexp` is safe too.
+#
+# **Causality.** Now a query sees only its own position and those before it. Cut the sequence into 4 chunks, one for
+# each rank. The queries of rank 0 see half of their own chunk. Those of rank 3 see three whole chunks and half of their
+# own: 3.5 pairs of chunks. The average is 2, so the GPUs work 57 % of the time.
+#
+# The *zig-zag* order cures this. Cut the sequence into 8 chunks, and give each rank an early one and a late one: rank 0
+# holds chunks 0 and 7, rank 1 holds 1 and 6, rank 2 holds 2 and 5, and rank 3 holds 3 and 4.
+#
+# Rank 1 receives the keys of rank 0. Chunk 0 lies before both of its chunks, so all its queries see it. Chunk 7 lies
+# behind both, so none does. When the keys of rank 2 arrive, the late queries (chunk 6) see chunks 2 and 5, and the
+# early ones (chunk 1) see neither. Either way two of four pairs of chunks are computed, whole and without a mask. Only
+# a rank's own keys need a mask: the usual one, since its tokens ascend.
+#
+# In PithTrain, zig-zag together with overlapped exchanges and a compiled merge cut the time of a layer from 13.87 to
+# 8.30 ms (4 ranks, 32k tokens; the card is not named). Early ranks had waited 83 % of the time
+# ([pith-train#39](https://github.com/mlc-ai/pith-train/pull/39)).
+#
+# The next cell counts pairs for 8 ranks. **Predict** how much of the time the ranks work on average with one chunk
+# each, in percent.
+
+# %%
+predict("20 working time of 8 ranks, one causal chunk each", ..., "%")
+
+# %%
+def working_time(positions_of_ranks):
+    """The average number of pairs of a query and a key that a rank computes, in percent of the largest."""
+    pairs = [sum(position + 1 for position in positions) for positions in positions_of_ranks]
+    return 100 * sum(pairs) / len(pairs) / max(pairs)
+
+
+one_chunk = [range(1024 * rank, 1024 * rank + 1024) for rank in range(8)]
+measured("20 working time of 8 ranks, one causal chunk each", working_time(one_chunk), "%")
+
+# %%
+# Exercise 20.4 · Ring attention, causal and balanced
+def positions(rank: int, ranks: int, tokens: int) -> list[int]:
+    """The positions of the tokens that a rank holds, in the zig-zag order.
+
+    rank: 0 … ranks - 1. ranks: at least 1. tokens: a positive multiple of 2 · ranks.
+    Returns: a list of tokens / ranks whole numbers (or an int64 tensor). The tokens 0 … tokens - 1 are cut into
+    2 · ranks equal chunks. A rank holds chunk `rank` and behind it chunk 2 · ranks - 1 - rank.
+    """
+    # BEGIN SOLUTION
+    chunk = tokens // (2 * ranks)
+    late = 2 * ranks - 1 - rank
+    return [*range(rank * chunk, (rank + 1) * chunk), *range(late * chunk, (late + 1) * chunk)]
+    # END SOLUTION
+
+
+def ring_attention(rank: int, ranks: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attend):
+    """Causal attention of a rank's queries over the tokens of all ranks: a generator of steps.
+
+    rank, ranks: 0 … ranks - 1, and 1 … 8. Each rank runs this program.
+    query, key, value: those of the rank's own tokens, [heads, rows, dim], in the order of `positions`. float32 or
+        bfloat16, all of one dtype, contiguous. heads and dim are at least 1; rows is even, at least 2, and the same on
+        all ranks. Scores are at most 300 in size, and may differ by 300 from chunk to chunk.
+    attend: a function. attend(query, key, value, causal) takes some rows of these queries, and some rows of any rank's
+        keys and values. It returns (out, lse): attention of these queries over these keys, float32 [heads, queries,
+        dim], and the natural logarithm of the sum of their exponentials, float32 [heads, queries]. Scores are divided
+        by √dim. With causal=False all queries see all keys; with causal=True query i sees the keys 0 … i, and there
+        must be as many keys as queries.
+    Yields: tensor = yield ("exchange", to, tensor, source) sends a tensor to one rank and receives one from another.
+        yield ("send", to, tensor) and tensor = yield ("receive", source) are allowed too, and nothing else. The ranks
+        are played in any order. A send may wait until its receiver takes the message.
+    Returns: (out, lse), float32 [heads, rows, dim] and [heads, rows]: attention of each of the rank's queries over the
+    tokens at its position and before, of all ranks.
+    A rank receives at most (ranks - 1) times the bytes of its keys and values. `attend` computes each pair of a query
+    and a key that causality allows once, and no other; the pairs are counted, on each rank.
+    """
+    # BEGIN SOLUTION
+    half = query.shape[1] // 2
+    out, lse = attend(query, key, value, True)
+    travelling = torch.stack([key, value])
+    for step in range(1, ranks):
+        travelling = yield "exchange", (rank + 1) % ranks, travelling, (rank - 1) % ranks
+        source = (rank - step) % ranks
+        if source < rank:  # all queries see its early chunk
+            seeing, seen = slice(None), slice(0, half)
+        else:  # the late queries see both of its chunks
+            seeing, seen = slice(half, None), slice(None)
+        part, part_lse = attend(query[:, seeing], travelling[0][:, seen], travelling[1][:, seen], False)
+        whole = torch.logaddexp(lse[:, seeing], part_lse)
+        before = out[:, seeing] * torch.exp(lse[:, seeing] - whole)[..., None]
+        out[:, seeing] = before + part * torch.exp(part_lse - whole)[..., None]
+        lse[:, seeing] = whole
+    return out, lse
+    # END SOLUTION
+
+# %%
+best_positions, best_ring_attention = check("20.4", positions, ring_attention).best
+
+# %% [markdown]
+# The next cell plays your ring with 4 ranks, and compares it with attention over the whole sequence. The difference
+# should be below $10^{-5}$.
+
+# %%
+from course_lib.hardware.simulated_ranks import play_ranks
+
+
+def attend(query, key, value, causal):
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+    return scores.softmax(-1) @ value, scores.logsumexp(-1)
+
+
+ranks, tokens = 4, 64
+generator = torch.Generator().manual_seed(3)
+query, key, value = torch.randn(3, 2, tokens, 16, generator=generator)
+places = [torch.as_tensor(best_positions(rank, ranks, tokens)) for rank in range(ranks)]
+given = [(query[:, place], key[:, place], value[:, place], attend) for place in places]
+played = play_ranks(best_ring_attention, given, order="descending", buffered=False)
+whole = torch.empty_like(query)
+for place, (out, _) in zip(places, played["results"]):
+    whole[:, place] = out
+print(played["ending"], "- the largest difference:", f"{(whole - attend(query, key, value, True)[0]).abs().max():.1e}")
+print("working time:", f"{working_time([place.tolist() for place in places]):.1f} %, received:", played["received"])
+
+# %% [markdown]
+# ## The ring backwards · deeper
+#
+# Training needs the gradients dq, dk and dv of queries, keys and values. The forward pass left each rank its outputs
+# and its *lse*, both over all keys. With them, and with the gradient of its outputs, a rank can compute what a piece of
+# keys contributes. The weights of these keys are $P = e^{S - \text{lse}}$, already those of the whole row. So nothing
+# has to be merged with weights: all contributions are added.
+#
+# The gradient of a query is a sum over keys. The queries stay, so dq stays and adds up. The gradients of keys and
+# values are sums over queries, and those are spread over all ranks. So dk and dv travel with the keys and values that
+# they belong to, and every rank adds its part.
+#
+# Follow the keys of rank 0 through a ring of three. Rank 0 computes its own part of their dk, say 1. Keys and dk go to
+# rank 1, whose queries add 10, and then to rank 2, whose queries add 100. After these two exchanges the sum 111 is
+# complete, but it is on rank 2. A third exchange brings it home. The keys need not make this last way.
+#
+# Each rank sends all the time. While the keys of rank 0 are on rank 2, rank 0 itself holds those of rank 1.
+#
+# **Two faults that happened.** In diffusers, the ring passed keys and values on, but the function that computed the
+# gradients read the ones that had been saved in the forward pass: the rank's own, in every step. The gradients were
+# wrong, and nothing failed, since all shapes were right
+# ([diffusers#14265](https://github.com/huggingface/diffusers/issues/14265)). A check with one rank does not find it.
+#
+# Users of another implementation saw errors in the gradients that grew with the number of ranks. They suspect the
+# partial results, which the kernel hands out in 16 bits: they are added in 32, but each was rounded before
+# ([ring-flash-attention#42](https://github.com/zhuzilin/ring-flash-attention/issues/42)). Your function for a pair of
+# pieces returns float32. Sums stay in float32, and travel so.
+#
+# That costs bytes. Let a rank's keys have $n$ numbers, and its values too. On their way forward, they bring each of 4
+# ranks $3 \cdot 2n$ numbers of 2 bytes. **Predict** how many times as many bytes a rank receives backwards, with
+# bfloat16 for keys and values and float32 for their gradients.
+
+# %%
+predict("20 bytes of the ring backwards, 4 ranks", ..., "times the forward")
+
+# %%
+# Exercise 20.5 · The ring backwards
+def ring_backward(
+    rank: int, ranks: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
+    lse: torch.Tensor, grad_out: torch.Tensor, attend_backward,
+):
+    """The gradients of a rank's queries, keys and values, where all queries see the keys of all ranks: a generator.
+
+    rank, ranks: 0 … ranks - 1, and 1 … 8. Each rank runs this program.
+    query, key, value: those of the rank's own tokens, [heads, tokens, dim]. float32 or bfloat16, all of one dtype,
+        contiguous. All sizes are at least 1, and the same on all ranks. Scores are at most 300 in size. There is no
+        mask.
+    out, lse: what the forward pass gave for these queries over the keys of all ranks: [heads, tokens, dim] of the same
+        dtype, and float32 [heads, tokens].
+    grad_out: the gradient of out, of its shape and dtype.
+    attend_backward: a function. attend_backward(query, key, value, out, lse, grad_out) takes the last three as they
+        are, and any rank's keys and values. It returns (dq, dk, dv): what these queries and these keys contribute to
+        each other's gradients, float32, of the shapes of query, key and value.
+    Yields: tensor = yield ("exchange", to, tensor, source) sends a tensor to one rank and receives one from another.
+        yield ("send", to, tensor) and tensor = yield ("receive", source) are allowed too, and nothing else. The ranks
+        are played in any order. A send may wait until its receiver takes the message.
+    Returns: (dq, dk, dv) of the rank's own tokens, float32 [heads, tokens, dim]: sums over the keys of all ranks, and
+    over the queries of all ranks, added up in float32.
+    A rank receives at most (ranks - 1) times the bytes of its keys and values, and ranks times those of dk and dv; with
+    one rank nothing. attend_backward computes each pair of a query and a key once.
+    """
+    # BEGIN SOLUTION
+    after, before = (rank + 1) % ranks, (rank - 1) % ranks
+    dq, dk, dv = attend_backward(query, key, value, out, lse, grad_out)
+    travelling, gradients = torch.stack([key, value]), torch.stack([dk, dv])
+    for _ in range(ranks - 1):
+        travelling = yield "exchange", after, travelling, before
+        gradients = yield "exchange", after, gradients, before
+        more, dk, dv = attend_backward(query, travelling[0], travelling[1], out, lse, grad_out)
+        dq += more
+        gradients += torch.stack([dk, dv])
+    gradients = yield "exchange", after, gradients, before  # home
+    return dq, gradients[0], gradients[1]
+    # END SOLUTION
+
+# %%
+best_ring_backward = check("20.5", ring_backward).best
+
+# %% [markdown]
+# The next cell counts the bytes of both directions, and compares the gradients with those of autograd.
+
+# %%
+def attend_backward(query, key, value, out, lse, grad_out):
+    query, key, value, out, grad_out = (part.float() for part in (query, key, value, out, grad_out))
+    scale = 1 / math.sqrt(query.shape[-1])
+    weights = torch.exp(query @ key.mT * scale - lse[..., None])
+    grad_scores = weights * (grad_out @ value.mT - (out * grad_out).sum(-1, keepdim=True))
+    return grad_scores @ key * scale, grad_scores.mT @ query * scale, weights.mT @ grad_out
+
+
+def cut(*tensors):
+    """The parts of each rank, in order."""
+    return zip(*(tensor.chunk(ranks, dim=1) for tensor in tensors))
+
+
+key, value = key.bfloat16(), value.bfloat16()
+whole = [tensor.float().requires_grad_() for tensor in (query.bfloat16(), key, value)]
+out, lse = attend(*whole, causal=False)
+grad_out = torch.randn(out.shape, generator=generator).bfloat16()
+wanted = torch.autograd.grad(out, whole, grad_out.float())
+
+given = [(*parts, attend_backward)
+         for parts in cut(query.bfloat16(), key, value, out.detach().bfloat16(), lse.detach(), grad_out)]
+backwards = play_ranks(best_ring_backward, given, order="descending", buffered=False)
+found = [torch.cat(parts, dim=1) for parts in zip(*backwards["results"])]
+print("the largest differences of dq, dk, dv:",
+      *(f"{(mine - theirs).abs().max():.1e}" for mine, theirs in zip(found, wanted)))
+forwards = 3 * 2 * key[:, : tokens // ranks].nbytes
+times = backwards["received"][0] / forwards
+measured("20 bytes of the ring backwards, 4 ranks", times, "times the forward")
+
+# %% [markdown]
+# Backwards a rank receives 3.7 times as much: the keys and values once more, $12n$ bytes, and four times $2n$ numbers
+# of 4 bytes, $32n$. The gradients differ from those of autograd by about 0.001, because `out` was rounded to bfloat16
+# before it was handed back.
 
 # %% [markdown]
 # ## Tokens to experts on other ranks · deeper
@@ -105,7 +749,6 @@ def dispatch(rank: int, ranks: int, x: torch.Tensor, experts: torch.Tensor, coun
     result[order] = torch.cat(back)
     return result
     # END SOLUTION
-
 
 # %%
 best_dispatch = check("20.6", dispatch).best
@@ -216,7 +859,6 @@ def sum_gradients(rank: int, ranks: int, gradient: torch.Tensor, kv_heads: int):
     return sum(parts[first + 1 : first + share], parts[first])
     # END SOLUTION
 
-
 # %%
 best_heads_of, best_sum_gradients = check("20.7", heads_of, sum_gradients).best
 
@@ -234,3 +876,157 @@ for ranks, query_heads, kv_heads in ((2, 16, 2), (4, 16, 2), (8, 16, 2), (8, 32,
 
 # %% [markdown]
 # From 2 ranks on, a rank holds half of the cache of Qwen2.5-3B, however many ranks there are.
+
+# %% [markdown]
+# ## Finale: one model on 1, 2 and 4 ranks
+#
+# Chapter 05's small model reads 256 bytes of its book, first on one rank, then on 2 and on 4. Its MLPs are cut with
+# your `shard` and run your `mlp` of 20.2. Its attention runs your ring of 20.4, so each rank holds a part of the
+# sequence. If you have not solved an exercise yet, the course's answer stands in. (A real system would use the same
+# ranks for both cuts, and exchange rows between them. Here each part is played by itself, and put together again.)
+#
+# A token's position must be its position in the *whole* text, wherever the token lies. The model rotates queries and
+# keys by their position before attention is called, so this is right here. A training framework must look at it itself:
+# with the zig-zag order, the tokens of a rank do not have the positions 0, 1, 2 and so on.
+#
+# **Predict** how many bytes a rank receives in all four layers for the MLPs, with 4 ranks, 256 tokens and a width of
+# 96 in float32. Count the all-reduces as one-shot.
+
+# %%
+predict("20 bytes of the MLPs, 4 ranks", ..., "bytes")
+
+# %%
+from course_lib.models.trained import trained_model
+from course_lib.models.tiny import tiny_text
+
+bytes_of = {"MLPs": 0, "attention": 0}
+
+
+def attention_on(ranks):
+    """Causal attention for the model, by a ring of so many ranks."""
+
+    def attention(query, key, value, *, causal=True):
+        group = query.shape[1] // key.shape[1]
+        query, key, value = query[0], *(part[0].repeat_interleave(group, dim=0) for part in (key, value))
+        places = [torch.as_tensor(best_positions(rank, ranks, query.shape[1])) for rank in range(ranks)]
+        given = [(*(part[:, place].contiguous() for part in (query, key, value)), attend) for place in places]
+        played = play_ranks(best_ring_attention, given)
+        bytes_of["attention"] += played["received"][0]
+        output = torch.empty_like(query)
+        for place, (out, _) in zip(places, played["results"]):
+            output[:, place] = out
+        return output[None]
+
+    return attention
+
+
+def mlp_on(ranks, layer):
+    """The model's MLP, cut for so many ranks."""
+    gate_up = torch.cat([layer.gate.weight, layer.up.weight])
+    biases = torch.zeros(len(gate_up)), torch.zeros(len(layer.down.weight))
+    parts = [best_shard(rank, ranks, gate_up, biases[0], layer.down.weight.contiguous(), biases[1])
+             for rank in range(ranks)]
+
+    def forward(x, gated=None):
+        played = play_ranks(best_mlp, [(x[0], part) for part in parts])
+        bytes_of["MLPs"] += played["received"][0]
+        return played["results"][-1][None]
+
+    return forward
+
+
+text = torch.tensor([list(tiny_text()[:256].encode())])
+reference = trained_model("tiny", device="cpu").requires_grad_(False)
+expected = reference(text)
+for ranks in (1, 2, 4):
+    model = trained_model("tiny", device="cpu").requires_grad_(False)
+    bytes_of.update(MLPs=0, attention=0)
+    model.attention = attention_on(ranks)
+    for block in model.blocks:
+        block.feed_forward.forward = mlp_on(ranks, block.feed_forward)
+    logits = model(text)
+    same = (logits.argmax(-1) == expected.argmax(-1)).sum().item()
+    print(f"{ranks} ranks: the same next byte at {same} of {text.numel()} places, logits differ by at most "
+          f"{(logits - expected).abs().max():.0e}; a rank received {bytes_of['MLPs']:,} bytes for MLPs, "
+          f"{bytes_of['attention']:,} for attention")
+measured("20 bytes of the MLPs, 4 ranks", bytes_of["MLPs"], "bytes")
+
+# %% [markdown]
+# > **The answer.** By the model of 20.1, a step of a 70B model takes 7.3 ms on eight H100s: 5.2 ms to read an eighth of
+# > the weights, and 2.1 ms for 160 all-reduces, 28 % of the step. Nearly all of these 2.1 ms is latency, and not bytes.
+# > So more GPUs make a step shorter only as long as reading takes longer than meeting.
+#
+# ## The chapter's ideas at a glance
+#
+# | tensor parallelism | |
+# |---|---|
+# | wins | a model that does not fit on one GPU; 70B on 8 GPUs, one sequence: 5.7 times as fast (computed) |
+# | loses | 8B on 8 GPUs: 3.3 times as fast, because its all-reduces take longer than its reads (computed) |
+# | falls back | fewer KV heads than ranks: each rank keeps a copy of one |
+# | trap | the bias of the second product in every partial sum; gate and up cut in two blocks |
+#
+# | the all-reduce | |
+# |---|---|
+# | wins | one-shot for few bytes: one latency. Helion on 8 H100s: 13 to 17 µs up to 64k, NCCL 21 to 24 |
+# | loses | one-shot for many bytes: with 8 ranks each receives 7 times the tensor, two-shot 1.75 times |
+# | falls back | NCCL, which chooses by size |
+# | trap | a barrier before the reads and none behind them |
+#
+# | ring attention | |
+# |---|---|
+# | wins | a sequence that one GPU cannot hold, or not soon enough |
+# | loses | contiguous chunks under a causal mask: 57 % of the GPUs' time on 4 ranks (computed), zig-zag 100 % |
+# | falls back | one rank: the loop is empty |
+# | trap | positions by the local index; on the way back the first step's keys and values |
+#
+# | experts on ranks | |
+# |---|---|
+# | wins | weights that are read by few tokens are not copied to every GPU |
+# | loses | a load that is not even: all wait for the fullest rank |
+# | falls back | a rank without tokens still takes part in every exchange |
+# | trap | counts of the sending side taken for those of the receiving side |
+#
+# ## Check yourself
+#
+# Answer these on paper. Then run the next cell and open the answers.
+#
+# 1. Two ranks add up 1 MB each. How many bytes does a rank receive in one-shot, and how many in two-shot?
+# 2. A model has 80 layers. How many barriers does a decode step take at least if each all-reduce is one-shot?
+# 3. Four ranks, contiguous chunks, a causal mask. Rank 3 works all the time. How much of the time does rank 0 work?
+# 4. Why does the gradient of a KV head that two ranks share have to be added up over both?
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+self_check(
+    "1 MB in both. One-shot reads all of one other rank. Two-shot reads half, and then the other half.",
+    f"{80 * 2 * 2}: two all-reduces a layer, and each needs a barrier before its reads and one behind them.",
+    "Of a rank's chunk against an earlier one all pairs are computed, against its own a half. So rank 0 has 0.5 of a "
+    "square and rank 3 has 3.5: a seventh of the time.",
+    "Each rank has the gradient from its own query heads alone. The head's gradient is the sum over all that read it.",
+)
+
+# %% [markdown]
+# ## What production systems do
+#
+# All sources were read in November 2026.
+#
+# - **vLLM and SGLang** cut attention by heads and MLPs by columns and rows, as 20.2 does. For small tensors they have
+#   all-reduces of their own and use NCCL for large ones. In one report on 4 GPUs, 0.5 MB took 10 µs in one shot, 17 in
+#   two shots, and 21 with NCCL ([vllm#24532](https://github.com/vllm-project/vllm/pull/24532), the card is not named).
+# - **PyTorch** has *symmetric memory*: buffers that all GPUs of a host can read, with signals and barriers, as in 20.3.
+# - **Overlap** of a product with its exchange pays for many rows. In one report, cutting a product of 2,048 × 3,584 ×
+#   8,192 into pieces made it slower at first, 354 µs instead of 301; with a better order it took 295
+#   ([pytorch#143160](https://github.com/pytorch/pytorch/pull/143160), the card is not named).
+# - **DeepEP** exchanges tokens of experts within a host and between hosts.
+#
+# ## Papers
+#
+# - Shoeybi et al.: *Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism*, [arXiv
+#   1909.08053](https://arxiv.org/abs/1909.08053).
+# - Liu, Zaharia, Abbeel: *Ring Attention with Blockwise Transformers for Near-Infinite Context*, [arXiv
+#   2310.01889](https://arxiv.org/abs/2310.01889).
+# - Jacobs et al.: *DeepSpeed Ulysses*, [arXiv 2309.14509](https://arxiv.org/abs/2309.14509).
+# - Lepikhin et al.: *GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding*, [arXiv
+#   2006.16668](https://arxiv.org/abs/2006.16668).
+
+# %%
+progress()
