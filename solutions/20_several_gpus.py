@@ -1,18 +1,19 @@
 # %% [markdown]
 # # 20 · Several GPUs: heads, sequences and experts shared out
 #
-# **The question.** A model with 70 billion parameters has 140 GB of weights in 16 bits. A GPU with 80 GB cannot hold
-# them. On two, four or eight H100s it can run. How long is a step that generates one token then? And how much of that
-# time goes to the links between the GPUs, over which they exchange their results?
+# **The question.** A model with 70 billion parameters has 140 GB of weights in 16 bits. One GPU with 80 GB cannot hold
+# them, but two, four or eight H100s can. How long does it take them to generate one token? And how much of that time
+# goes to the *links* between the GPUs, over which they exchange their results?
 #
-# Write down two numbers for eight GPUs: the milliseconds of a step, and the percentage of it that the links take.
+# Write down two numbers for eight GPUs: the milliseconds for a token, and the percentage of them that the links take.
 #
-# In this chapter you cut a model for several GPUs in three ways: its weights, its sequence and its experts. You write
-# what travels over the links, and count it. At the end a small model runs on your functions, on 1, 2 and 4 ranks.
+# In this chapter you cut a model for several GPUs in three ways: by its weights, by its sequence and by its experts.
+# You write the exchanges between the GPUs, and count their bytes. At the end a small model runs on your functions, on
+# one, two and four simulated GPUs.
 #
-# **You need one machine and no GPU.** All programs of this chapter run on *simulated* ranks: one process plays them in
-# any order of events, tells races and deadlocks, and counts bytes. Nothing in this chapter was measured on several GPUs
-# by us. Figures that others measured are quoted with their source.
+# **You need one machine and no GPU.** One process plays the programs of all GPUs, in any order of events. It counts the
+# bytes, and it finds programs that read too early or wait for ever. We measured nothing in this chapter on several
+# GPUs. Figures that others measured are quoted with their source.
 #
 # **Time.** About six hours for all seven exercises, estimated. The **core path** takes two: exercises 20.1, 20.2 and
 # 20.3, and every section whose heading does not end in *deeper*. You need chapters 01 and 05. Deeper sections use
@@ -31,38 +32,34 @@ import torch.nn.functional as F
 # %% [markdown]
 # ## What a step costs on several GPUs
 #
-# Each step of a model that generates text reads all of its weights, and the KV cache of each sequence. With 70 billion
-# parameters in 16 bits there are 140 GB of weights. They do not fit into the 80 GB of an H100, and reading them at its
-# 3.35 TB/s would take 42 ms. Eight GPUs can share the reading: each holds an eighth of every weight, and reads its
-# 17.5 GB in 5.2 ms.
+# In a *decode step* a model generates one token for each of its sequences. The step reads all weights, and the KV cache
+# of each sequence. An H100 reads 3.35 TB/s, so 140 GB take 42 ms. Eight GPUs can share the reading: each holds an
+# eighth of every weight, and reads its 17.5 GB in 5.2 ms.
 #
 # A GPU together with its program is called a *rank*; ranks are numbered from 0. A rank's part of a weight is a *shard*.
-# Cutting every weight into shards is called *tensor parallelism*, and 20.2 shows how to cut. It has a price: behind
-# attention and behind the MLP each rank has only a *partial sum* of every number. The next operation needs the sum over
-# all ranks, on every rank. An operation that gives it to all is an *all-reduce*. So a layer has two of them, and each
-# adds batch · width numbers.
+# Cutting every weight into shards is called *tensor parallelism*, and 20.2 shows how to cut. It has a price: after
+# attention and after the MLP each rank has only a *partial sum* of every number. The next operation needs the sum over
+# all ranks, on every rank. An *all-reduce* gives it to them. A layer has two, and each adds up batch · width numbers,
+# `width` for each sequence.
 #
-# The numbers travel over *links* between the GPUs. On an H100 a GPU receives up to 450 GB/s over its links. Here are
-# two ways to add up S bytes:
+# An H100 receives up to 450 GB/s over its links. There are two ways to add up S bytes:
 #
 # - **One-shot.** Each rank reads the numbers of all other ranks and adds them up itself. With 4 ranks it receives 3 S.
-# - **Two-shot.** Each rank adds up one share. With 4 ranks, rank 0 reads the first quarter of the numbers of the other
-#   3, and adds it up. Then it reads the other three quarters, each from the rank that has added it up. It receives ¾ S
-#   in each of two phases, 1.5 S in all. The second phase must wait for the first.
+# - **Two-shot.** Each rank adds up one share of the numbers. With 4 ranks, rank 0 adds up the first quarter, which it
+#   reads from the other 3. Then it reads each other quarter from the rank that has added it up. It receives ¾ S in each
+#   of two phases, 1.5 S in all. The second phase must wait for the first.
 #
 # With 8 ranks these are 7 S and 1.75 S. Is two-shot four times as fast, then? For one sequence and a width of 8,192, S
-# is 16 KiB. One-shot receives 114,688 bytes, and at 450 GB/s they take 0.25 µs. On eight H100s a one-shot kernel took
-# 13.3 µs for 8k numbers of this size ([helion#245](https://github.com/pytorch/helion/pull/245)). Nearly all of it is
-# *latency*, which does not depend on the bytes: the kernel starts, and the ranks wait for each other. So count one
-# latency for one-shot and two for two-shot, and add the bytes. A 70B model has 80 layers, so its 160 all-reduces of
-# 13 µs take 2.1 ms beside the 5.2 ms of reading.
+# is 16 KiB. One-shot receives 114,688 bytes, which take 0.25 µs. But on eight H100s a one-shot kernel took 13.3 µs for
+# 8k such numbers ([helion#245](https://github.com/pytorch/helion/pull/245)). Nearly all of this is *latency*, time that
+# does not depend on the bytes: the kernel starts, and the ranks wait for each other. So count one latency for one-shot
+# and two for two-shot, and add the time of the bytes. A 70B model has 80 layers, so its 160 all-reduces of 13 µs add
+# 2.1 ms to the 5.2 ms.
 #
-# **The cache** is shared out by whole KV heads. With 8 KV heads on 4 ranks each rank holds 2, a quarter of the cache.
-# With 2 KV heads on 8 ranks, four ranks need the same head, and each keeps a copy: each reads half of the cache. One
-# project divided by 32 devices where Llama 3 has 8 KV heads
-# ([tenstorrent/vllm#50](https://github.com/tenstorrent/vllm/pull/50)). Another one, on TPUs, cut heads into pieces and
-# put them together over the links. With copies its step took 1.58 ms instead of 3.1 ms
-# ([tpu-inference#2661](https://github.com/vllm-project/tpu-inference/pull/2661)).
+# **The cache** is shared out too. Keys and values are stored in *KV heads*, and each rank holds whole ones. With 8 KV
+# heads on 4 ranks it holds 2, a quarter of the cache. With 2 KV heads on 8 ranks, four ranks need the same head. Each
+# keeps a copy, so each reads half of the cache. One project divided by its 32 devices instead, where Llama 3 has 8 KV
+# heads ([tenstorrent/vllm#50](https://github.com/tenstorrent/vllm/pull/50)).
 #
 # **Predict** how many times as fast a model with 8 billion parameters becomes on 8 GPUs: 16 GB of weights, 32 layers, a
 # width of 4,096, one sequence, a latency of 13 µs.
@@ -136,43 +133,45 @@ one, eight = (best_step_seconds(ranks, 32, 1, 4096, 16e9, 0, 8, **H100) for rank
 measured("20 8B model, 8 GPUs instead of 1", one / eight, "times")
 
 # %% [markdown]
-# Eight GPUs make the 8B model only 3.3 times as fast, because its 64 all-reduces take longer than its reading. The 70B
-# model becomes 5.7 times as fast. These times are computed, not measured. For one sequence nearly all of an all-reduce
-# is latency, so one-shot is the faster method. With 256 sequences on eight GPUs the bytes count, and two-shot wins.
+# Eight GPUs make the 8B model only 3.3 times as fast, because its 64 all-reduces take longer than its reading. They
+# make the 70B model 5.7 times as fast. These times are computed, not measured. For one sequence nearly all of an
+# all-reduce is latency, so one-shot is the faster method. With 256 sequences on eight GPUs the bytes count, and
+# two-shot is faster.
 
 # %% [markdown]
 # ## An MLP on several ranks
 #
-# How do you cut a layer so that its ranks have to meet only once? Take the MLP of exercise 18.4. Its first weight has
-# 2 · hidden rows, first those of the *gate* and then those of *up*. They make hidden numbers $silu(gate) \cdot up$, and
-# a second weight, *down*, makes `width` numbers of these.
+# How do you cut an MLP so that its ranks need only one all-reduce? A *gated MLP* has two weights. The first has 2 ·
+# hidden rows: first those of the *gate*, then those of *up*. They make hidden numbers $silu(gate) \cdot up$, where
+# $silu(g) = g / (1 + e^{-g})$. The second weight, *down*, makes `width` numbers of these.
 #
 # **Cut the first weight by rows.** Each row makes one gate or one up, so a rank with some of the rows has whole gates
-# and ups. silu needs nothing but its own gate. If you cut the weight by columns, each rank has a part of every gate.
-# Then you need an all-reduce before silu, because silu of a sum is not the sum of silus.
+# and ups. If you cut by columns, each rank has a partial sum of every gate. Then you need an all-reduce before silu,
+# because silu of a sum is not the sum of silus.
 #
-# **Cut down by columns.** Each output is a sum over all hidden numbers. A rank has some of them and adds up its terms:
-# a partial sum. One all-reduce completes it.
+# **Cut down by columns.** Each output is a sum over all hidden numbers. A rank has some of these and adds up their
+# terms, which gives a partial sum. One all-reduce completes it.
 #
 # Take one output, hidden size 4 and 2 ranks. The gates are 1, -1, 2 and 0, every up is 1, and so is every number of
 # down. The hidden numbers are 0.731, -0.269, 1.762 and 0. Rank 0 has the first two, and its partial sum is 0.462. Rank
-# 1 has 1.762. Together they make 2.224.
+# 1's partial sum is 1.762. Together they make 2.224.
 #
 # Two faults are common:
 #
-# - **The bias of down counts once.** Say that it is 0.5, so the result is 2.724. If each rank adds it to its partial
-#   sum, the all-reduce makes 3.224 of it. A serving engine had this fault
+# - **The bias of down is added on every rank.** Say that it is 0.5, so the result should be 2.724. If both ranks add it
+#   to their partial sums, the all-reduce gives 3.224. A serving engine had this fault
 #   ([text-generation-inference#1036](https://github.com/huggingface/text-generation-inference/issues/1036)). Rank 0
-#   alone may add the bias before the sum, or all ranks after it.
-# - **Gate and up are cut apart.** With hidden size 4, rank 0 needs the rows 0 and 1, two gates, and 4 and 5, two ups.
-#   Cut in two blocks, the weight gives rank 0 the rows 0 to 3: all gates, and no up. The shapes are the same, so there
-#   is no error, only a wrong result ([Automodel#1324](https://github.com/NVIDIA-NeMo/Automodel/pull/1324)).
+#   alone may add the bias before the all-reduce, or all ranks after it.
+# - **Gate and up are cut as one block.** With hidden size 4, rank 0 needs rows 0 and 1, two gates, and rows 4 and 5,
+#   two ups. If you cut the weight into two blocks, rank 0 gets rows 0 to 3: all gates, and no up. The shapes are the
+#   same, so there is no error, only a wrong result
+#   ([Automodel#1324](https://github.com/NVIDIA-NeMo/Automodel/pull/1324)).
 #
-# **How a rank's program is written.** You need no second GPU: `play_ranks` plays the programs of all ranks in one
-# process. A program is a generator. It stops at every `yield`, which names a *step*, and goes on with the step's value.
-# Meanwhile the other ranks go on, in an order that can be chosen. What is wrong in one order alone is found in that
-# order. `play_ranks` also counts the bytes that each rank receives, those of an all_reduce as in one-shot. The next
-# cell adds up a number of each of two ranks.
+# **How to write a rank's program.** You write a Python generator, and `play_ranks` plays the programs of all ranks in
+# one process. Each `yield` hands over one *step*, here an all-reduce, and gives back its value. Meanwhile the other
+# ranks go on, in an order that you can choose. So a fault that shows in only one order can be found every time.
+# `play_ranks` also counts the bytes that each rank receives, for an all-reduce those of one-shot. The next cell adds up
+# one number of each of two ranks.
 
 # %%
 from course_lib.hardware.simulated_ranks import play_ranks
@@ -187,7 +186,7 @@ played = play_ranks(add_up, [(torch.tensor([1.0]),), (torch.tensor([10.0]),)])  
 print(played["ending"], played["results"], "bytes received:", played["received"])
 
 # %% [markdown]
-# Both ranks have 11, and each has received the 4 bytes of the other's float32.
+# Both ranks have 11, and each has received 4 bytes, the float32 of the other rank.
 #
 # **Predict** how many bytes a rank receives in the MLP with 4 ranks, 3 tokens, a width of 64 and a hidden size of 256.
 
@@ -255,50 +254,48 @@ print("numbers on a rank:", sum(one.numel() for one in parts[0] if torch.is_tens
 measured("20 bytes received by a rank in one MLP", played["received"][0], "bytes")
 
 # %% [markdown]
-# It receives 2,304 bytes: 3 ranks send 3 · 64 numbers of 4 bytes each. The hidden size makes no difference, because the
-# hidden numbers never travel. Attention is cut in the same way: each rank has some of the heads, and the output
-# projection is cut by columns like down. That is the other all-reduce of a layer.
+# It receives 2,304 bytes: 3 other ranks give 3 · 64 numbers of 4 bytes each. The hidden size makes no difference,
+# because the hidden numbers never travel. Attention is cut in the same way. Each rank has some of the heads, and the
+# output projection is cut by columns like down. That makes the other all-reduce of a layer.
 
 # %% [markdown]
 # ## The all-reduce by hand
 #
-# A kernel can read the memory of another GPU over the links, with ordinary loads. So it can add up by itself. But it
-# must read neither too early nor too late.
+# Now you write the all-reduce yourself. A kernel can read another GPU's memory over the links with ordinary loads, but
+# neither too early nor too late.
 #
-# Each rank has a *part*: room for n numbers that all ranks read and only their owner writes. In **one-shot** a rank
-# writes its numbers to its part, reads all parts, and adds them up. When may it read? Rank 1 may be slower than rank 0.
-# Then rank 0 finds what was in rank 1's part before. A *barrier* between writing and reading helps: it holds each rank
-# until all ranks have come to it. On a GPU it is made of *signals*, small counters in the memory of the other ranks.
+# Each rank has a *buffer*: room for n numbers that all ranks can read and only their owner can write. In **one-shot** a
+# rank writes its numbers to its buffer, reads all buffers, and adds them up. If rank 1 is slower than rank 0, rank 0
+# finds old numbers in rank 1's buffer. A *barrier* between writing and reading prevents that: it holds each rank until
+# all ranks have come to it. It is made of *signals*, small counters in the memory of the other ranks.
 #
-# Is one barrier enough? The next all-reduce uses the same parts. Say rank 0 has read everything and rank 1 has not.
-# Rank 0 returns, and writes the numbers of the next call to its part. Now rank 1 reads those. So a second barrier is
-# needed behind the reads. In one library a one-shot kernel lacked it. The sums became garbage now and then, and servers
-# crashed ([aiter#3514](https://github.com/ROCm/aiter/pull/3514)).
+# Is one barrier enough? The next all-reduce uses the same buffers. Suppose that rank 0 has read everything, returns,
+# and writes the numbers of the next call. Rank 1 is slower and reads those. So a second barrier is needed after the
+# reads. A one-shot kernel of one library lacked it. Now and then its sums were garbage, and servers crashed
+# ([aiter#3514](https://github.com/ROCm/aiter/pull/3514)).
 #
 # **Two-shot** with two ranks, which hold [1, 2, 3, 4] and [10, 20, 30, 40]:
 #
-# | | part of rank 0 | part of rank 1 |
+# | | buffer of rank 0 | buffer of rank 1 |
 # |---|---|---|
 # | both have written | 1, 2, 3, 4 | 10, 20, 30, 40 |
-# | each has added up its share and written the sums | **11, 22**, 3, 4 | 10, 20, **33, 44** |
+# | each has written the sums of its share | **11, 22**, 3, 4 | 10, 20, **33, 44** |
 #
-# Rank 0's share is the first half. It reads only this half of rank 1's part. In this phase nobody else reads the first
-# half of rank 0's part, so rank 0 may put its sums there at once. After another barrier each rank reads every share
-# from the rank that has added it up. A kernel that took a wrong place in this last phase gave the right sums on GPU 0
-# alone ([FasterTransformer#672](https://github.com/NVIDIA/FasterTransformer/pull/672)).
+# Rank 0's share is the first half. Nobody else reads this half of its buffer in this phase, so rank 0 may write its
+# sums there at once. After another barrier each rank reads every share from the rank that has added it up. A kernel
+# that took a wrong place in this phase gave the right sums on GPU 0 alone
+# ([FasterTransformer#672](https://github.com/NVIDIA/FasterTransformer/pull/672)).
 #
-# If ranks do not divide n, let share r go from `r * n // ranks` up to `(r + 1) * n // ranks`. For 7 numbers and 3 ranks
-# the shares have 2, 2 and 3 numbers.
+# If n is not a multiple of `ranks`, let share r go from `r * n // ranks` up to `(r + 1) * n // ranks`. For 7 numbers
+# and 3 ranks the shares have 2, 2 and 3 numbers.
 #
-# **The same bits on all ranks.** Three ranks hold 1, 10⁸ and -10⁸. In float32 (1 + 10⁸) - 10⁸ is 0, because 1 + 10⁸
-# is rounded to 10⁸. But (10⁸ - 10⁸) + 1 is 1. If each rank begins with its own number, rank 0 gets 0 and rank 1 gets
-# 1. Then they may choose different tokens, and go separate ways. PyTorch's one-shot kernel added in such an order,
-# until it was changed because ranks that differ can wait for each other for ever
-# ([pytorch#129501](https://github.com/pytorch/pytorch/pull/129501)).
+# **The same bits on all ranks.** Three ranks hold 1, 10⁸ and -10⁸. In float32 (1 + 10⁸) - 10⁸ is 0, because 1 + 10⁸ is
+# rounded to 10⁸. But (10⁸ - 10⁸) + 1 is 1. If each rank begins with its own number, rank 0 gets 0 and rank 1 gets 1.
+# Then the two may choose different tokens, and wait for each other for ever. PyTorch's one-shot kernel added in such an
+# order until it was changed for this reason ([pytorch#129501](https://github.com/pytorch/pytorch/pull/129501)).
 #
-# You write programs for a model of several ranks. A program is a generator: it yields a step, and gets the step's value
-# back. The model decides which rank goes on next. **Predict**: four ranks call your `one_shot` twice, without the
-# barrier behind the reads. In how many of 100 random orders is some sum wrong?
+# **Predict**: four ranks call your `one_shot` twice, without the barrier after the reads. In how many of 100 random
+# orders is some sum wrong?
 
 # %%
 predict("20 wrong orders of 100 without the last barrier", ..., "orders")
@@ -366,7 +363,7 @@ def two_shot(rank: int, ranks: int, x: torch.Tensor):
 best_one_shot, best_two_shot = check("20.3", one_shot, two_shot).best
 
 # %% [markdown]
-# The next cell takes away one barrier of your one_shot: none, the first, or the second. Four ranks call it once, or
+# The next cell removes one barrier of your `one_shot`: none, the first, or the second. Four ranks call it once, or
 # twice in a row, each time in the same 100 random orders.
 
 # %%
@@ -405,8 +402,8 @@ measured("20 wrong orders of 100 without the last barrier", wrong_orders(2, 2), 
 
 # %% [markdown]
 # Without the second barrier about 90 of 100 orders are wrong, but only if there are two calls. A test that calls the
-# function once finds nothing. On a real machine the ranks run at nearly the same pace, so such an error comes seldom
-# and is hard to find. The check therefore does more than play orders. It follows the barriers and signals, and tells
+# function once finds nothing. On a real machine the ranks run at nearly the same pace, so such a fault shows seldom and
+# is hard to find. The check therefore does more than play orders. It follows the barriers and signals, and tells you
 # whether a read and a write of the same numbers could change places.
 
 # %% [markdown]
