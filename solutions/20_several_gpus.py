@@ -409,41 +409,43 @@ measured("20 wrong orders of 100 without the last barrier", wrong_orders(2, 2), 
 # %% [markdown]
 # ## Ring attention · deeper
 #
-# A long sequence may not fit on one GPU. With 8 key heads of 128 numbers, the keys and values of a token take 4,096
-# bytes in bfloat16, in each layer. For a million tokens (2²⁰) and 32 layers that is 137 GB, and an H100 has 80. So each
-# rank keeps the queries, keys and values of some of the tokens. But a query has to meet the keys of all.
+# So far every rank had all tokens. A long sequence may not fit on one GPU. With 8 KV heads of 128 numbers, the keys and
+# values of a token take 4,096 bytes in bfloat16, in each layer. For a million tokens (2²⁰) and 32 layers that is
+# 137 GB, and an H100 has 80. So each rank keeps the queries, keys and values of some of the tokens. But every query
+# still has to meet all keys.
 #
-# In *ring attention* the queries stay, and keys and values travel. In each step every rank sends the ones that it holds
-# to the next rank, and receives the next ones from the rank before. After `ranks - 1` exchanges all queries have met
-# all keys.
+# In *ring attention* the queries stay, and keys and values travel. In each exchange every rank sends the ones that it
+# holds to the next rank, and receives others from the rank before. After `ranks - 1` exchanges all queries have met all
+# keys.
 #
-# **Merging.** Each meeting gives an output over these keys, and *lse*, the log of the sum of their exponentials. A part
-# weighs as much as its sum. Suppose that a query's first part has output 1 and sum 1, so its lse is 0. The second has
-# output 5 and sum 3, so its lse is $\ln 3 = 1.10$. Together the sum is 4, the lse is $\ln 4 = 1.39$, and the output is
-# $1/4 \cdot 1 + 3/4 \cdot 5 = 4$. Each weight is $e^{\text{lse of the part} - \text{lse of all}}$.
+# **Merging.** Each meeting gives an output over these keys, and *lse*, the logarithm of the sum of their exponentials.
+# The outputs are averaged, weighted by these sums. Suppose that a query's first part has output 1 and sum 1, so its lse
+# is 0. The second part has output 5 and sum 3, so its lse is $\ln 3 = 1.10$. Together the sum is 4, the lse is
+# $\ln 4 = 1.39$, and the output is $1/4 \cdot 1 + 3/4 \cdot 5 = 4$. Each weight is
+# $e^{\text{lse of the part} - \text{lse of all}}$.
 #
-# A merge takes exponentials only of differences that are not positive, since $e^{89}$ is infinite in float32. In one
-# program, `lse + log(1 + exp(block_lse - lse))` overflowed, until `logsigmoid` replaced it
+# Take exponentials only of differences that are not positive, since $e^{89}$ is infinite in float32. In one program,
+# `lse + log(1 + exp(block_lse - lse))` overflowed, until `logsigmoid` replaced it
 # ([EasyContext#14](https://github.com/jzhang38/EasyContext/issues/14)). `torch.logaddexp` is safe too.
 #
-# **Causality.** Now a query sees only its own position and those before it. Cut the sequence into 4 chunks, one for
+# **Causality.** Now a query sees only its own position and those before it. Cut the sequence into 4 *chunks*, one for
 # each rank. The queries of rank 0 see half of their own chunk. Those of rank 3 see three whole chunks and half of their
-# own: 3.5 pairs of chunks. The average is 2, so the GPUs work 57 % of the time.
+# own: 3.5 pairs of chunks. The average is 2, so the ranks work 57 % of the time.
 #
-# The *zig-zag* order cures this. Cut the sequence into 8 chunks, and give each rank an early one and a late one: rank 0
-# holds chunks 0 and 7, rank 1 holds 1 and 6, rank 2 holds 2 and 5, and rank 3 holds 3 and 4.
+# The *zig-zag* order balances the work. Cut the sequence into 8 chunks, and give each rank an early one and a late one:
+# rank 0 holds chunks 0 and 7, rank 1 holds 1 and 6, rank 2 holds 2 and 5, and rank 3 holds 3 and 4.
 #
 # Rank 1 receives the keys of rank 0. Chunk 0 lies before both of its chunks, so all its queries see it. Chunk 7 lies
 # behind both, so none does. When the keys of rank 2 arrive, the late queries (chunk 6) see chunks 2 and 5, and the
 # early ones (chunk 1) see neither. Either way two of four pairs of chunks are computed, whole and without a mask. Only
 # a rank's own keys need a mask: the usual one, since its tokens ascend.
 #
-# In PithTrain, zig-zag together with overlapped exchanges and a compiled merge cut the time of a layer from 13.87 to
-# 8.30 ms (4 ranks, 32k tokens; the card is not named). Early ranks had waited 83 % of the time
+# In PithTrain, zig-zag, overlapped exchanges and a compiled merge together cut the time of a layer from 13.87 to
+# 8.30 ms (4 ranks, 32k tokens; the card is not named). Before, early ranks had waited 83 % of the time
 # ([pith-train#39](https://github.com/mlc-ai/pith-train/pull/39)).
 #
-# The next cell counts pairs for 8 ranks. **Predict** how much of the time the ranks work on average with one chunk
-# each, in percent.
+# The next cell counts pairs of a query and a key for 8 ranks. **Predict** how much of the time the ranks work on
+# average with one chunk each, in percent.
 
 # %%
 predict("20 working time of 8 ranks, one causal chunk each", ..., "%")
@@ -518,7 +520,7 @@ best_positions, best_ring_attention = check("20.4", positions, ring_attention).b
 
 # %% [markdown]
 # The next cell plays your ring with 4 ranks, and compares it with attention over the whole sequence. The difference
-# should be below $10^{-5}$.
+# should be below $10^{-5}$. In the zig-zag order the ranks work all the time.
 
 # %%
 from course_lib.hardware.simulated_ranks import play_ranks
@@ -547,33 +549,34 @@ print("working time:", f"{working_time([place.tolist() for place in places]):.1f
 # ## The ring backwards · deeper
 #
 # Training needs the gradients dq, dk and dv of queries, keys and values. The forward pass left each rank its outputs
-# and its *lse*, both over all keys. With them, and with the gradient of its outputs, a rank can compute what a piece of
-# keys contributes. The weights of these keys are $P = e^{S - \text{lse}}$, already those of the whole row. So nothing
-# has to be merged with weights: all contributions are added.
+# and its lse, both over all keys. With these and the gradient of its outputs, a rank computes what any keys contribute.
+# The weights of these keys are $P = e^{S - \text{lse}}$, where $S$ are the scores. They are already the weights in the
+# whole row, so nothing is merged: all contributions are added. This ring has no mask, so each rank holds one chunk of
+# the sequence.
 #
-# The gradient of a query is a sum over keys. The queries stay, so dq stays and adds up. The gradients of keys and
-# values are sums over queries, and those are spread over all ranks. So dk and dv travel with the keys and values that
-# they belong to, and every rank adds its part.
+# The gradient of a query is a sum over keys. The queries stay, so dq stays too. The gradients of keys and values are
+# sums over queries, and those are spread over all ranks. So dk and dv travel with their keys and values, and every rank
+# adds its part.
 #
 # Follow the keys of rank 0 through a ring of three. Rank 0 computes its own part of their dk, say 1. Keys and dk go to
 # rank 1, whose queries add 10, and then to rank 2, whose queries add 100. After these two exchanges the sum 111 is
-# complete, but it is on rank 2. A third exchange brings it home. The keys need not make this last way.
+# complete, but it is on rank 2. A third exchange brings it home. The keys need not make this last trip.
 #
-# Each rank sends all the time. While the keys of rank 0 are on rank 2, rank 0 itself holds those of rank 1.
+# All ranks do this at the same time. While the keys of rank 0 are on rank 2, rank 0 itself holds those of rank 1.
 #
-# **Two faults that happened.** In diffusers, the ring passed keys and values on, but the function that computed the
-# gradients read the ones that had been saved in the forward pass: the rank's own, in every step. The gradients were
-# wrong, and nothing failed, since all shapes were right
+# **Two faults that happened.** In diffusers, the ring passed keys and values on. But the function that computed the
+# gradients read those that had been saved in the forward pass: the rank's own, every time. The gradients were wrong,
+# and nothing failed, since all shapes were right
 # ([diffusers#14265](https://github.com/huggingface/diffusers/issues/14265)). A check with one rank does not find it.
 #
 # Users of another implementation saw errors in the gradients that grew with the number of ranks. They suspect the
-# partial results, which the kernel hands out in 16 bits: they are added in 32, but each was rounded before
-# ([ring-flash-attention#42](https://github.com/zhuzilin/ring-flash-attention/issues/42)). Your function for a pair of
-# pieces returns float32. Sums stay in float32, and travel so.
+# partial results. The kernel rounds each of them to 16 bits, before they are added in 32
+# ([ring-flash-attention#42](https://github.com/zhuzilin/ring-flash-attention/issues/42)). In the exercise
+# `attend_backward` returns float32. The sums stay in float32, and travel in float32.
 #
-# That costs bytes. Let a rank's keys have $n$ numbers, and its values too. On their way forward, they bring each of 4
-# ranks $3 \cdot 2n$ numbers of 2 bytes. **Predict** how many times as many bytes a rank receives backwards, with
-# bfloat16 for keys and values and float32 for their gradients.
+# That costs bytes. Let a rank's keys have $n$ numbers, and its values too. With 4 ranks, a rank receives $3 \cdot 2n$
+# numbers of 2 bytes in the forward pass. **Predict** how many times as many bytes it receives backwards, with bfloat16
+# for keys and values and float32 for their gradients.
 
 # %%
 predict("20 bytes of the ring backwards, 4 ranks", ..., "times the forward")
@@ -622,7 +625,7 @@ def ring_backward(
 best_ring_backward = check("20.5", ring_backward).best
 
 # %% [markdown]
-# The next cell counts the bytes of both directions, and compares the gradients with those of autograd.
+# The next cell counts the bytes of both passes, and compares the gradients with those of autograd.
 
 # %%
 def attend_backward(query, key, value, out, lse, grad_out):
@@ -655,9 +658,9 @@ times = backwards["received"][0] / forwards
 measured("20 bytes of the ring backwards, 4 ranks", times, "times the forward")
 
 # %% [markdown]
-# Backwards a rank receives 3.7 times as much: the keys and values once more, $12n$ bytes, and four times $2n$ numbers
-# of 4 bytes, $32n$. The gradients differ from those of autograd by about 0.001, because `out` was rounded to bfloat16
-# before it was handed back.
+# Backwards a rank receives 3.7 times as many bytes: the keys and values once more, $12n$ bytes, and four times $2n$
+# numbers of 4 bytes, $32n$. The gradients differ from those of autograd by about 0.001, because `out` was rounded to
+# bfloat16 after the forward pass.
 
 # %% [markdown]
 # ## Tokens to experts on other ranks · deeper
