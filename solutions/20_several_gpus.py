@@ -665,38 +665,36 @@ measured("20 bytes of the ring backwards, 4 ranks", times, "times the forward")
 # %% [markdown]
 # ## Tokens to experts on other ranks · deeper
 #
-# In a mixture of experts (18.5) each token goes to a few of a layer's many MLPs, its experts. DeepSeek-V3 has 256 in a
-# layer, too many for one GPU. With *expert parallelism* each rank holds some experts whole: of `count` experts on
-# `ranks` ranks, rank r holds count / ranks, from number r · count / ranks on. The tokens are spread over the ranks as
-# well, because each rank works on its own sequences. So a token's row must travel to the rank that holds its expert,
-# and the result must travel back.
+# In a mixture of experts (18.5) a token goes to a few of a layer's many MLPs, its experts. DeepSeek-V3 has 256 in a
+# layer. With *expert parallelism* each rank holds some of them whole: of `count` experts on `ranks` ranks, rank r holds
+# count / ranks, from number r · count / ranks on. Each rank also has its own tokens. So a token's row travels to the
+# rank of its expert, and the result travels back.
 #
-# One step does such an exchange: `received = yield ("all_to_all", tensors)`. You give one tensor for each rank. You get
-# a list with one from each rank: `received[s]` is what rank s gave for you. Sizes may differ, and a tensor may be
-# empty. The one for yourself does not travel. You need three of these steps: for the numbers of rows, for the rows, and
-# for the results.
+# One step exchanges tensors between all ranks: `received = yield ("all_to_all", tensors)`. You give one tensor for each
+# rank, and get a list: `received[s]` is what rank s gave for you. Sizes may differ, and a tensor may be empty. What you
+# give yourself does not travel. You need three such steps: for row counts, for rows, and for results.
 #
-# **An example.** There are 2 ranks and 4 experts. Rank 0 has the tokens a, b and c for experts 2, 0 and 3. Rank 1 has
-# d, e and f for experts 1, 2 and 2.
+# **An example** with 2 ranks and 4 experts. Rank 0 has tokens a, b and c for experts 2, 0 and 3. Rank 1 has d, e and f
+# for experts 1, 2 and 2.
 #
-# 1. Each rank sorts its rows by expert and counts them. Rank 0 has b, a, c and the numbers 1 0 | 1 1 for experts
-#    0, 1 | 2, 3. Rank 1 has d, e, f and 0 1 | 2 0. Each sends the other the two numbers of its experts.
-# 2. The rows travel. Rank 1 receives a, c from rank 0, and has e, f itself. From the numbers 1 1 and 2 0 it knows that
-#    a, e and f are for expert 2, and c is for expert 3. An expert's rows do *not* lie next to each other: they are
+# 1. Each rank sorts its rows by expert and counts them. Rank 0 has b, a, c and the row counts 1 0 | 1 1 for experts 0,
+#    1 | 2, 3. Rank 1 has d, e, f and 0 1 | 2 0. Each sends the other the two row counts of the other's experts.
+# 2. The rows travel. Rank 1 receives a, c from rank 0, and has e, f itself. From the row counts 1 1 and 2 0 it knows
+#    that a, e and f are for expert 2, and c is for expert 3. An expert's rows do *not* lie next to each other: they are
 #    sorted only within what came from one rank.
 # 3. Each expert runs once, on all of its rows. The results A, C, E, F go back in the order in which the rows arrived.
 #    Rank 0 gets B from itself and A, C from rank 1. It puts them where the tokens stood: A, B, C.
 #
-# **What goes wrong.** Numbers and rows must describe the same order. In xtuner the numbers came from one list and the
-# rows were sorted by another, so experts got rows of their neighbours. No error was raised. Training and inference
-# differed by 0.0044, and by 0.0004 after the repair ([xtuner#2053](https://github.com/InternLM/xtuner/pull/2053)). In a
-# test of DeepEP nearly all tokens went to the same experts. The numbers that arrived were wrong: 9,181 rows for an
-# expert that had 6,888 ([DeepEP#427](https://github.com/deepseek-ai/DeepEP/issues/427)). And a rank without a token
-# must not leave early. The others wait for it in every exchange.
+# **What goes wrong.** Row counts and rows must describe the same order. In xtuner they came from two sources, so
+# experts got rows of others. Training and inference differed by 0.0044, and by 0.0004 after the repair
+# ([xtuner#2053](https://github.com/InternLM/xtuner/pull/2053)). In a test of DeepEP nearly all tokens went to the same
+# experts, and the row counts were wrong: 9,181 rows for an expert that had 6,888
+# ([DeepEP#427](https://github.com/deepseek-ai/DeepEP/issues/427)). And a rank without tokens must not leave early,
+# because the others wait for it.
 #
-# **Imbalance** costs time even if all is right, since the layer waits for its fullest expert. Take 8 ranks with 64
-# tokens each, one expert for a token, and 64 experts. An expert gets 8 tokens on average. The router favours none: it
-# chooses by chance. **Predict** how many tokens the fullest expert gets.
+# **Imbalance** costs time even if all is right, since the layer waits for its fullest expert. Take 8 ranks with
+# 64 tokens each and 64 experts. A token goes to one expert, chosen by chance, so an expert gets 8 tokens on average.
+# **Predict** how many the fullest one gets.
 
 # %%
 predict("20 tokens of the fullest expert, 8 on average", ..., "tokens")
@@ -710,8 +708,8 @@ print(f"ranks:  64 tokens on average, the fullest {of_ranks.amax(1).float().mean
 measured("20 tokens of the fullest expert, 8 on average", loads.amax(1).float().mean().item(), "tokens")
 
 # %% [markdown]
-# The fullest expert gets almost twice the average, by chance alone. A rank adds up 8 experts, so the fullest rank has
-# less than a fifth too many.
+# The fullest expert gets almost twice the average, by chance alone. The fullest rank, with its 8 experts, gets less
+# than a fifth more.
 
 # %%
 # Exercise 20.6 · Tokens to experts on other ranks
@@ -757,7 +755,7 @@ def dispatch(rank: int, ranks: int, x: torch.Tensor, experts: torch.Tensor, coun
 best_dispatch = check("20.6", dispatch).best
 
 # %% [markdown]
-# The next cell plays the program on 4 ranks. Each expert multiplies its rows by its number.
+# The next cell plays your program on 4 ranks. Each expert multiplies its rows by its number.
 
 # %%
 from course_lib.hardware.simulated_ranks import play_ranks
@@ -772,20 +770,20 @@ right = all(torch.equal(out[:, 0], experts.float()) for out, (_, experts, *_) in
 print(f"right: {right}; rank 0 received {played['received'][0]:,} bytes, and its own rows have {100 * 32 * 4:,}")
 
 # %% [markdown]
-# By chance three of four rows are for another rank. They travel twice, so a rank receives about one and a half times
-# the bytes of its own rows.
+# On average three of four rows are for another rank, and they travel twice. So a rank receives about one and a half
+# times the bytes of its own rows.
 
 # %% [markdown]
 # ## Fewer KV heads than ranks · deeper
 #
-# Attention is shared out by heads: each rank has some of the query heads, and the KV heads that these read. In
-# grouped-query attention (chapter 07) several query heads read the same KV head. Qwen2.5-3B has 16 query heads and 2 KV
-# heads. On 8 ranks each rank has 2 query heads. But what has it of 2 KV heads?
+# Attention is shared out by heads: each rank has some query heads, and the KV heads that these read. In grouped-query
+# attention (chapter 07) several query heads read the same KV head. Qwen2.5-3B has 16 query heads and 2 KV heads. On
+# 8 ranks each rank has 2 query heads. How do 8 ranks share 2 KV heads?
 #
-# A KV head could be cut into pieces, a quarter of its numbers for each rank. But a score is the sum of products over
-# all numbers of a head. So the ranks would have to exchange something for every score. tpu-inference cut heads into
-# pieces, and had to put them together over the links. A step of Qwen2.5-3B on 8 chips took 3.1 ms. With whole copies it
-# takes 1.58 ms ([tpu-inference#2661](https://github.com/vllm-project/tpu-inference/pull/2661)).
+# A KV head could be cut into pieces, a quarter of its numbers for each rank. But a score is a sum of products over all
+# numbers of a head, so the ranks would have to exchange something for every score. tpu-inference cut heads into pieces,
+# and put them together again over the links. A step of Qwen2.5-3B on 8 chips took 3.1 ms. With whole copies it takes
+# 1.58 ms ([tpu-inference#2661](https://github.com/vllm-project/tpu-inference/pull/2661)).
 #
 # So a KV head stays whole, and each rank that needs it holds a copy. For example, take 8 query heads and 2 KV heads on
 # 4 ranks. Query heads 0 to 3 read KV head 0, and query heads 4 to 7 read KV head 1:
@@ -797,28 +795,27 @@ print(f"right: {right}; rank 0 received {played['received'][0]:,} bytes, and its
 # | 2 | 4, 5 | 1 |
 # | 3 | 6, 7 | 1 |
 #
-# The ranks that hold a head follow each other, because query heads that read the same KV head do. There are
-# ranks / kv_heads of them. Where there are at least as many KV heads as ranks, nothing is copied.
+# The ranks that hold a head follow each other, because the query heads that read it do. There are ranks / kv_heads of
+# them. With at least as many KV heads as ranks, nothing is copied.
 #
-# Copies cost memory. With eight KV heads, each of 8 ranks would hold an eighth of the KV cache. **Predict** what part
-# of its cache a rank holds for Qwen2.5-3B on 8 ranks.
+# **In training** the gradient of a KV head has a part from each query head that reads it. Rank 0 has the parts of query
+# heads 0 and 1, and rank 1 those of 2 and 3. Say that for one number of the head rank 0 has 0.5 in all, and rank 1 has
+# −0.2. The gradient is 0.3, and *both* ranks need it. Ranks 2 and 3 add nothing, because they hold another head.
 #
-# **In training** copies cost more than memory. The gradient of a KV head has a part from each query head that reads it.
-# Rank 0 above has the parts of query heads 0 and 1, and rank 1 those of 2 and 3. Say that for one number of the head
-# these are 0.5 and −0.2. The gradient of that number is 0.3, and *both* ranks need it. Ranks 2 and 3 have nothing to
-# add, because they hold another head.
+# In training code for StarCoder this sum was missing for keys and values. The gradients of their weights were added up
+# later, so the copies stayed equal. But each rank sent back only its own part to the layer before. With one KV head a
+# small model had a validation loss of 3.74 after 5,000 steps, and 2.64 after the repair
+# ([Megatron-LM#37](https://github.com/bigcode-project/Megatron-LM/pull/37)).
 #
-# Megatron-LM's fork for StarCoder did not do this sum for the gradient of keys and values. It added up the gradients of
-# their weights later, so the copies stayed equal. But what went back into the layer before was only a rank's part. With
-# one KV head a small model had a validation loss of 3.74 after 5,000 steps, and 2.64 after the repair
-# ([Megatron-LM#37](https://github.com/bigcode-project/Megatron-LM/pull/37)). No error was raised.
+# The order of a sum matters here as in 20.3: $(a+b)+c$ and $a+(b+c)$ may differ in the last bit. If each rank begins
+# with its own part, the copies get different bits, and drift apart over the training. So all ranks add the parts in the
+# same order.
 #
-# One more detail is about floating point. Float sums depend on their order: $(a+b)+c$ and $a+(b+c)$ may differ in the
-# last bit. If each rank begins with its own part, the ranks get different bits, and their copies drift apart step by
-# step. So all ranks add the parts in the same order.
+# You can exchange the parts with the all_to_all of 20.6: `parts = yield ("all_to_all", tensors)` takes one tensor for
+# each rank, and returns what each rank gave for you. An empty tensor costs no bytes.
 #
-# In the simulation `parts = yield ("all_to_all", tensors)` exchanges tensors: you give one for each rank, and get the
-# one that each rank has for you. A tensor may be empty, and then it costs no bytes.
+# **In generation** copies cost memory. With 8 KV heads, each of 8 ranks would hold an eighth of the KV cache.
+# **Predict** what part of its cache a rank holds for Qwen2.5-3B on 8 ranks.
 
 # %%
 predict("20 part of the cache on a rank: 2 KV heads, 8 ranks", ..., "%")
@@ -869,20 +866,20 @@ def sum_gradients(rank: int, ranks: int, gradient: torch.Tensor, kv_heads: int):
 best_heads_of, best_sum_gradients = check("20.7", heads_of, sum_gradients).best
 
 # %% [markdown]
-# The next cell counts the copies of each KV head, and the part of the cache that rank 0 holds.
+# The next cell counts the copies of KV head 0, and the part of the cache that rank 0 holds.
 
 # %%
-print(f"{'ranks':>6}{'KV heads':>10}{'copies of each':>16}{'cache on a rank':>17}")
+print(f"{'ranks':>6}{'KV heads':>10}{'copies':>8}{'cache on a rank':>17}")
 for ranks, query_heads, kv_heads in ((2, 16, 2), (4, 16, 2), (8, 16, 2), (8, 32, 8)):
     held = [best_heads_of(rank, ranks, query_heads, kv_heads)[1] for rank in range(ranks)]
     part = 100 * len(held[0]) / kv_heads
-    print(f"{ranks:>6}{kv_heads:>10}{sum(0 in one for one in held):>16}{part:>16.1f}%")
+    print(f"{ranks:>6}{kv_heads:>10}{sum(0 in one for one in held):>8}{part:>16.1f}%")
     if (ranks, kv_heads) == (8, 2):
         measured("20 part of the cache on a rank: 2 KV heads, 8 ranks", part, "%")
 
 # %% [markdown]
-# From 2 ranks on, a rank holds half of Qwen2.5-3B's cache, however many ranks there are. So 8 ranks hold four times the
-# bytes of the cache together. This is why the cache limits how many sequences fit, even on many GPUs.
+# From 2 ranks on, a rank holds half of the cache of Qwen2.5-3B, however many ranks there are. So 8 ranks together hold
+# four times the cache.
 
 # %% [markdown]
 # ## Finale: one model on 1, 2 and 4 ranks
