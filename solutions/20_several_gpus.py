@@ -409,36 +409,36 @@ measured("20 wrong orders of 100 without the last barrier", wrong_orders(2, 2), 
 # %% [markdown]
 # ## Ring attention · deeper
 #
-# So far every rank had all tokens. A long sequence may not fit on one GPU. With 8 KV heads of 128 numbers, the keys and
-# values of a token take 4,096 bytes in bfloat16, in each layer. For a million tokens (2²⁰) and 32 layers that is
-# 137 GB, and an H100 has 80. So each rank keeps the queries, keys and values of some of the tokens. But every query
-# still has to meet all keys.
+# So far every rank had all tokens. But a long sequence may not fit on one GPU. With 8 KV heads of 128 numbers, the keys
+# and values of a token take 4,096 bytes in bfloat16, in each layer. For a million tokens (2²⁰) and 32 layers that is
+# 137 GB, and an H100 has 80. So each rank keeps the queries, keys and values of some tokens, and every query still has
+# to meet all keys.
 #
 # In *ring attention* the queries stay, and keys and values travel. In each exchange every rank sends the ones that it
 # holds to the next rank, and receives others from the rank before. After `ranks - 1` exchanges all queries have met all
 # keys.
 #
 # **Merging.** Each meeting gives an output over these keys, and *lse*, the logarithm of the sum of their exponentials.
-# The outputs are averaged, weighted by these sums. Suppose that a query's first part has output 1 and sum 1, so its lse
-# is 0. The second part has output 5 and sum 3, so its lse is $\ln 3 = 1.10$. Together the sum is 4, the lse is
+# The outputs are averaged with these sums as weights. Suppose that a query's first part has output 1 and sum 1, so its
+# lse is 0. The second part has output 5 and sum 3, so its lse is $\ln 3 = 1.10$. Together the sum is 4, the lse is
 # $\ln 4 = 1.39$, and the output is $1/4 \cdot 1 + 3/4 \cdot 5 = 4$. Each weight is
 # $e^{\text{lse of the part} - \text{lse of all}}$.
 #
-# Take exponentials only of differences that are not positive, since $e^{89}$ is infinite in float32. In one program,
+# Take exponentials only of numbers up to 0, since $e^{89}$ is infinite in float32. In one program,
 # `lse + log(1 + exp(block_lse - lse))` overflowed, until `logsigmoid` replaced it
 # ([EasyContext#14](https://github.com/jzhang38/EasyContext/issues/14)). `torch.logaddexp` is safe too.
 #
 # **Causality.** Now a query sees only its own position and those before it. Cut the sequence into 4 *chunks*, one for
-# each rank. The queries of rank 0 see half of their own chunk. Those of rank 3 see three whole chunks and half of their
-# own: 3.5 pairs of chunks. The average is 2, so the ranks work 57 % of the time.
+# each rank. The queries of rank 0 see half of their own chunk. Those of rank 3 see three chunks and half of their own:
+# 3.5 pairs of chunks. The average is 2, so the ranks work 57 % of the time.
 #
 # The *zig-zag* order balances the work. Cut the sequence into 8 chunks, and give each rank an early one and a late one:
 # rank 0 holds chunks 0 and 7, rank 1 holds 1 and 6, rank 2 holds 2 and 5, and rank 3 holds 3 and 4.
 #
-# Rank 1 receives the keys of rank 0. Chunk 0 lies before both of its chunks, so all its queries see it. Chunk 7 lies
-# behind both, so none does. When the keys of rank 2 arrive, the late queries (chunk 6) see chunks 2 and 5, and the
-# early ones (chunk 1) see neither. Either way two of four pairs of chunks are computed, whole and without a mask. Only
-# a rank's own keys need a mask: the usual one, since its tokens ascend.
+# Say rank 1 receives the keys of rank 0. All its queries see chunk 0, which lies before both of its chunks, and none
+# sees chunk 7. When the keys of rank 2 arrive, the late queries (chunk 6) see chunks 2 and 5, and the early ones (chunk
+# 1) see neither. Either way two of four pairs of chunks are computed, whole and without a mask. Only a rank's own keys
+# need a mask, the usual one, since its tokens ascend.
 #
 # In PithTrain, zig-zag, overlapped exchanges and a compiled merge together cut the time of a layer from 13.87 to
 # 8.30 ms (4 ranks, 32k tokens; the card is not named). Before, early ranks had waited 83 % of the time
@@ -520,7 +520,7 @@ best_positions, best_ring_attention = check("20.4", positions, ring_attention).b
 
 # %% [markdown]
 # The next cell plays your ring with 4 ranks, and compares it with attention over the whole sequence. The difference
-# should be below $10^{-5}$. In the zig-zag order the ranks work all the time.
+# should be below $10^{-5}$.
 
 # %%
 from course_lib.hardware.simulated_ranks import play_ranks
@@ -659,8 +659,8 @@ measured("20 bytes of the ring backwards, 4 ranks", times, "times the forward")
 
 # %% [markdown]
 # Backwards a rank receives 3.7 times as many bytes: the keys and values once more, $12n$ bytes, and four times $2n$
-# numbers of 4 bytes, $32n$. The gradients differ from those of autograd by about 0.001, because `out` was rounded to
-# bfloat16 after the forward pass.
+# numbers of 4 bytes, $32n$. dq and dk differ from those of autograd by about 0.001, because they are computed with
+# `out`, which the forward pass rounded to bfloat16.
 
 # %% [markdown]
 # ## Tokens to experts on other ranks · deeper
