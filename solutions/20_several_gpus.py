@@ -39,15 +39,15 @@ import torch.nn.functional as F
 # A GPU together with its program is called a *rank*; ranks are numbered from 0. A rank's part of a weight is a *shard*.
 # Cutting every weight into shards is called *tensor parallelism*, and 20.2 shows how to cut. It has a price: after
 # attention and after the MLP each rank has only a *partial sum* of every number. The next operation needs the sum over
-# all ranks, on every rank. An *all-reduce* gives it to them. A layer has two, and each adds up batch · width numbers,
+# all ranks, on every rank. An *all-reduce* computes it. A layer has two, and each adds up batch · width numbers,
 # `width` for each sequence.
 #
 # An H100 receives up to 450 GB/s over its links. There are two ways to add up S bytes:
 #
 # - **One-shot.** Each rank reads the numbers of all other ranks and adds them up itself. With 4 ranks it receives 3 S.
 # - **Two-shot.** Each rank adds up one share of the numbers. With 4 ranks, rank 0 adds up the first quarter, which it
-#   reads from the other 3. Then it reads each other quarter from the rank that has added it up. It receives ¾ S in each
-#   of two phases, 1.5 S in all. The second phase must wait for the first.
+#   reads from the other 3. In a second phase it reads each other quarter from the rank that has added it up. It
+#   receives ¾ S in each phase, 1.5 S in all.
 #
 # With 8 ranks these are 7 S and 1.75 S. Is two-shot four times as fast, then? For one sequence and a width of 8,192, S
 # is 16 KiB. One-shot receives 114,688 bytes, which take 0.25 µs. But on eight H100s a one-shot kernel took 13.3 µs for
@@ -149,8 +149,8 @@ measured("20 8B model, 8 GPUs instead of 1", one / eight, "times")
 # and ups. If you cut by columns, each rank has a partial sum of every gate. Then you need an all-reduce before silu,
 # because silu of a sum is not the sum of silus.
 #
-# **Cut down by columns.** Each output is a sum over all hidden numbers. A rank has some of these and adds up their
-# terms, which gives a partial sum. One all-reduce completes it.
+# **Cut down by columns.** Each output is a sum over all hidden numbers. A rank adds up the terms of its own hidden
+# numbers, and one all-reduce completes this partial sum.
 #
 # Take one output, hidden size 4 and 2 ranks. The gates are 1, -1, 2 and 0, every up is 1, and so is every number of
 # down. The hidden numbers are 0.731, -0.269, 1.762 and 0. Rank 0 has the first two, and its partial sum is 0.462. Rank
@@ -169,9 +169,9 @@ measured("20 8B model, 8 GPUs instead of 1", one / eight, "times")
 #
 # **How to write a rank's program.** You write a Python generator, and `play_ranks` plays the programs of all ranks in
 # one process. Each `yield` hands over one *step*, here an all-reduce, and gives back its value. Meanwhile the other
-# ranks go on, in an order that you can choose. So a fault that shows in only one order can be found every time.
-# `play_ranks` also counts the bytes that each rank receives, for an all-reduce those of one-shot. The next cell adds up
-# one number of each of two ranks.
+# ranks go on, in an order that you can choose. So a fault that shows in only one order is found in that order every
+# time. `play_ranks` also counts the bytes that each rank receives, for an all-reduce those of one-shot. The next cell
+# adds up one number of each of two ranks.
 
 # %%
 from course_lib.hardware.simulated_ranks import play_ranks
@@ -267,7 +267,7 @@ measured("20 bytes received by a rank in one MLP", played["received"][0], "bytes
 # Each rank has a *buffer*: room for n numbers that all ranks can read and only their owner can write. In **one-shot** a
 # rank writes its numbers to its buffer, reads all buffers, and adds them up. If rank 1 is slower than rank 0, rank 0
 # finds old numbers in rank 1's buffer. A *barrier* between writing and reading prevents that: it holds each rank until
-# all ranks have come to it. It is made of *signals*, small counters in the memory of the other ranks.
+# all have come to it. It is made of *signals*, small counters in the memory of the other ranks.
 #
 # Is one barrier enough? The next all-reduce uses the same buffers. Suppose that rank 0 has read everything, returns,
 # and writes the numbers of the next call. Rank 1 is slower and reads those. So a second barrier is needed after the
@@ -409,10 +409,9 @@ measured("20 wrong orders of 100 without the last barrier", wrong_orders(2, 2), 
 # %% [markdown]
 # ## Ring attention · deeper
 #
-# So far every rank had all tokens. But a long sequence may not fit on one GPU. With 8 KV heads of 128 numbers, the keys
-# and values of a token take 4,096 bytes in bfloat16, in each layer. For a million tokens (2²⁰) and 32 layers that is
-# 137 GB, and an H100 has 80. So each rank keeps the queries, keys and values of some tokens, and every query still has
-# to meet all keys.
+# A long sequence may not fit on one GPU. With 8 KV heads of 128 numbers, the keys and values of a token take
+# 4,096 bytes in bfloat16, in each layer. For a million tokens (2²⁰) and 32 layers that is 137 GB, and an H100 has 80.
+# So each rank keeps the queries, keys and values of some tokens, and every query still has to meet all keys.
 #
 # In *ring attention* the queries stay, and keys and values travel. In each exchange every rank sends the ones that it
 # holds to the next rank, and receives others from the rank before. After `ranks - 1` exchanges all queries have met all
@@ -425,15 +424,15 @@ measured("20 wrong orders of 100 without the last barrier", wrong_orders(2, 2), 
 # $e^{\text{lse of the part} - \text{lse of all}}$.
 #
 # Take exponentials only of numbers up to 0, since $e^{89}$ is infinite in float32. In one program,
-# `lse + log(1 + exp(block_lse - lse))` overflowed, until `logsigmoid` replaced it
-# ([EasyContext#14](https://github.com/jzhang38/EasyContext/issues/14)). `torch.logaddexp` is safe too.
+# `lse + log(1 + exp(block_lse - lse))` overflowed
+# ([EasyContext#14](https://github.com/jzhang38/EasyContext/issues/14)). `torch.logaddexp` is safe.
 #
 # **Causality.** Now a query sees only its own position and those before it. Cut the sequence into 4 *chunks*, one for
 # each rank. The queries of rank 0 see half of their own chunk. Those of rank 3 see three chunks and half of their own:
 # 3.5 pairs of chunks. The average is 2, so the ranks work 57 % of the time.
 #
 # The *zig-zag* order balances the work. Cut the sequence into 8 chunks, and give each rank an early one and a late one:
-# rank 0 holds chunks 0 and 7, rank 1 holds 1 and 6, rank 2 holds 2 and 5, and rank 3 holds 3 and 4.
+# rank 0 holds chunks 0 and 7, rank 1 holds 1 and 6, rank 2 holds 2 and 5, rank 3 holds 3 and 4.
 #
 # Say rank 1 receives the keys of rank 0. All its queries see chunk 0, which lies before both of its chunks, and none
 # sees chunk 7. When the keys of rank 2 arrive, the late queries (chunk 6) see chunks 2 and 5, and the early ones (chunk
@@ -666,19 +665,19 @@ measured("20 bytes of the ring backwards, 4 ranks", times, "times the forward")
 # ## Tokens to experts on other ranks · deeper
 #
 # In a mixture of experts (18.5) a token goes to a few of a layer's many MLPs, its experts. DeepSeek-V3 has 256 in a
-# layer. With *expert parallelism* each rank holds some of them whole: of `count` experts on `ranks` ranks, rank r holds
-# count / ranks, from number r · count / ranks on. Each rank also has its own tokens. So a token's row travels to the
-# rank of its expert, and the result travels back.
+# layer. With *expert parallelism* each rank holds some of them whole: of `count` experts, rank r holds count / ranks,
+# from number r · count / ranks on. Each rank also has its own tokens, so a token's row travels to the rank of its
+# expert, and the result travels back.
 #
 # One step exchanges tensors between all ranks: `received = yield ("all_to_all", tensors)`. You give one tensor for each
 # rank, and get a list: `received[s]` is what rank s gave for you. Sizes may differ, and a tensor may be empty. What you
-# give yourself does not travel. You need three such steps: for row counts, for rows, and for results.
+# give yourself does not travel. You need three such steps: for row counts, rows and results.
 #
 # **An example** with 2 ranks and 4 experts. Rank 0 has tokens a, b and c for experts 2, 0 and 3. Rank 1 has d, e and f
 # for experts 1, 2 and 2.
 #
 # 1. Each rank sorts its rows by expert and counts them. Rank 0 has b, a, c and the row counts 1 0 | 1 1 for experts 0,
-#    1 | 2, 3. Rank 1 has d, e, f and 0 1 | 2 0. Each sends the other the two row counts of the other's experts.
+#    1 | 2, 3. Rank 1 has d, e, f and 0 1 | 2 0. Each sends the other rank the two row counts of its experts.
 # 2. The rows travel. Rank 1 receives a, c from rank 0, and has e, f itself. From the row counts 1 1 and 2 0 it knows
 #    that a, e and f are for expert 2, and c is for expert 3. An expert's rows do *not* lie next to each other: they are
 #    sorted only within what came from one rank.
@@ -686,11 +685,11 @@ measured("20 bytes of the ring backwards, 4 ranks", times, "times the forward")
 #    Rank 0 gets B from itself and A, C from rank 1. It puts them where the tokens stood: A, B, C.
 #
 # **What goes wrong.** Row counts and rows must describe the same order. In xtuner they came from two sources, so
-# experts got rows of others. Training and inference differed by 0.0044, and by 0.0004 after the repair
+# experts got rows of others. Training and inference differed by 0.0044, and after the repair by 0.0004
 # ([xtuner#2053](https://github.com/InternLM/xtuner/pull/2053)). In a test of DeepEP nearly all tokens went to the same
 # experts, and the row counts were wrong: 9,181 rows for an expert that had 6,888
-# ([DeepEP#427](https://github.com/deepseek-ai/DeepEP/issues/427)). And a rank without tokens must not leave early,
-# because the others wait for it.
+# ([DeepEP#427](https://github.com/deepseek-ai/DeepEP/issues/427)). A rank without tokens must not leave early, because
+# the others wait for it.
 #
 # **Imbalance** costs time even if all is right, since the layer waits for its fullest expert. Take 8 ranks with
 # 64 tokens each and 64 experts. A token goes to one expert, chosen by chance, so an expert gets 8 tokens on average.
@@ -770,23 +769,21 @@ right = all(torch.equal(out[:, 0], experts.float()) for out, (_, experts, *_) in
 print(f"right: {right}; rank 0 received {played['received'][0]:,} bytes, and its own rows have {100 * 32 * 4:,}")
 
 # %% [markdown]
-# On average three of four rows are for another rank, and they travel twice. So a rank receives about one and a half
-# times the bytes of its own rows.
+# On average three of four rows are for another rank, and they travel twice: about one and a half times the bytes of a
+# rank's own rows.
 
 # %% [markdown]
 # ## Fewer KV heads than ranks · deeper
 #
-# Attention is shared out by heads: each rank has some query heads, and the KV heads that these read. In grouped-query
-# attention (chapter 07) several query heads read the same KV head. Qwen2.5-3B has 16 query heads and 2 KV heads. On
-# 8 ranks each rank has 2 query heads. How do 8 ranks share 2 KV heads?
+# Each rank has some query heads, and the KV heads that these read. In grouped-query attention (chapter 07) several
+# query heads read the same KV head. Qwen2.5-3B has 16 query heads and 2 KV heads. How do 8 ranks share 2 KV heads?
 #
 # A KV head could be cut into pieces, a quarter of its numbers for each rank. But a score is a sum of products over all
-# numbers of a head, so the ranks would have to exchange something for every score. tpu-inference cut heads into pieces,
-# and put them together again over the links. A step of Qwen2.5-3B on 8 chips took 3.1 ms. With whole copies it takes
-# 1.58 ms ([tpu-inference#2661](https://github.com/vllm-project/tpu-inference/pull/2661)).
+# numbers of a head, so the ranks would have to exchange something for every score. tpu-inference did this, and put the
+# heads together again over the links. A step of Qwen2.5-3B on 8 chips took 3.1 ms. With whole copies it takes 1.58 ms
+# ([tpu-inference#2661](https://github.com/vllm-project/tpu-inference/pull/2661)).
 #
-# So a KV head stays whole, and each rank that needs it holds a copy. For example, take 8 query heads and 2 KV heads on
-# 4 ranks. Query heads 0 to 3 read KV head 0, and query heads 4 to 7 read KV head 1:
+# So a KV head stays whole, and each rank that needs it holds a copy. Take 8 query heads and 2 KV heads on 4 ranks:
 #
 # | rank | query heads | KV heads |
 # |---|---|---|
@@ -799,8 +796,8 @@ print(f"right: {right}; rank 0 received {played['received'][0]:,} bytes, and its
 # them. With at least as many KV heads as ranks, nothing is copied.
 #
 # **In training** the gradient of a KV head has a part from each query head that reads it. Rank 0 has the parts of query
-# heads 0 and 1, and rank 1 those of 2 and 3. Say that for one number of the head rank 0 has 0.5 in all, and rank 1 has
-# −0.2. The gradient is 0.3, and *both* ranks need it. Ranks 2 and 3 add nothing, because they hold another head.
+# heads 0 and 1, and rank 1 those of 2 and 3. Say that for one number of the head rank 0 has 0.5, and rank 1 has −0.2.
+# The gradient is 0.3, and *both* ranks need it. Ranks 2 and 3 add nothing, because they hold another head.
 #
 # In training code for StarCoder this sum was missing for keys and values. The gradients of their weights were added up
 # later, so the copies stayed equal. But each rank sent back only its own part to the layer before. With one KV head a
@@ -811,8 +808,8 @@ print(f"right: {right}; rank 0 received {played['received'][0]:,} bytes, and its
 # with its own part, the copies get different bits, and drift apart over the training. So all ranks add the parts in the
 # same order.
 #
-# You can exchange the parts with the all_to_all of 20.6: `parts = yield ("all_to_all", tensors)` takes one tensor for
-# each rank, and returns what each rank gave for you. An empty tensor costs no bytes.
+# The step `parts = yield ("all_to_all", tensors)` takes one tensor for each rank, and gives you what each rank gave for
+# you. An empty tensor costs no bytes.
 #
 # **In generation** copies cost memory. With 8 KV heads, each of 8 ranks would hold an eighth of the KV cache.
 # **Predict** what part of its cache a rank holds for Qwen2.5-3B on 8 ranks.
@@ -884,17 +881,19 @@ for ranks, query_heads, kv_heads in ((2, 16, 2), (4, 16, 2), (8, 16, 2), (8, 32,
 # %% [markdown]
 # ## Finale: one model on 1, 2 and 4 ranks
 #
-# Chapter 05's small model reads 256 bytes of its book, first on one rank, then on 2 and on 4. Its MLPs are cut with
-# your `shard` and run your `mlp` of 20.2. Its attention runs your ring of 20.4, so each rank holds a part of the
-# sequence. If you have not solved an exercise yet, the course's answer stands in. (A real system would use the same
-# ranks for both cuts, and exchange rows between them. Here each part is played by itself, and put together again.)
+# Chapter 05's small model reads 256 bytes of its book on one rank, on 2 and on 4. Its MLPs are cut with your `shard`
+# and run your `mlp` of 20.2. Its attention runs your ring of 20.4, so each rank holds some of the tokens. Run the cells
+# of 20.4 first: if you have not solved it, the course's answer stands in. A real system would use the same ranks for
+# both cuts, and exchange rows between them. Here each MLP and each attention is played by itself, and the ranks'
+# results are put together again.
 #
-# A token's position must be its position in the *whole* text, wherever the token lies. The model rotates queries and
-# keys by their position before attention is called, so this is right here. A training framework must look at it itself:
-# with the zig-zag order, the tokens of a rank do not have the positions 0, 1, 2 and so on.
+# A token's position must be its position in the *whole* text, wherever the token lies. This model rotates queries and
+# keys by their position before it calls attention, when the text is still whole, so the positions are right. A training
+# framework must take care of this itself: in the zig-zag order, the tokens of a rank do not have the positions 0, 1, 2
+# and so on.
 #
-# **Predict** how many bytes a rank receives in all four layers for the MLPs, with 4 ranks, 256 tokens and a width of
-# 96 in float32. Count the all-reduces as one-shot.
+# **Predict** how many bytes a rank receives in all four layers for the MLPs, with 4 ranks, 256 tokens and a width of 96
+# in float32. Count the all-reduces as one-shot.
 
 # %%
 predict("20 bytes of the MLPs, 4 ranks", ..., "bytes")
@@ -956,39 +955,45 @@ for ranks in (1, 2, 4):
 measured("20 bytes of the MLPs, 4 ranks", bytes_of["MLPs"], "bytes")
 
 # %% [markdown]
-# > **The answer.** By the model of 20.1, a step of a 70B model takes 7.3 ms on eight H100s: 5.2 ms to read an eighth of
-# > the weights, and 2.1 ms for 160 all-reduces, 28 % of the step. Nearly all of these 2.1 ms is latency, and not bytes.
-# > So more GPUs make a step shorter only as long as reading takes longer than meeting.
+# On 2 and 4 ranks the model chooses the same next byte at every place. Its logits differ in the last bits, because sums
+# in another order are rounded differently. With 4 ranks a rank receives three times as many bytes for the MLPs as with
+# 2, as one-shot does.
+#
+# > **The answer.** By the model of 20.1, a decode step of a 70B model takes 7.3 ms on eight H100s: 5.2 ms to read an
+# > eighth of the weights, and 2.1 ms for 160 all-reduces, 28 % of the step. Nearly all of these 2.1 ms is latency, and
+# > not the time of the bytes. So more GPUs help only while they save more reading time than their all-reduces cost.
 #
 # ## The chapter's ideas at a glance
+#
+# NCCL is NVIDIA's library for exchanges between GPUs, and Helion a language for kernels.
 #
 # | tensor parallelism | |
 # |---|---|
 # | wins | a model that does not fit on one GPU; 70B on 8 GPUs, one sequence: 5.7 times as fast (computed) |
-# | loses | 8B on 8 GPUs: 3.3 times as fast, because its all-reduces take longer than its reads (computed) |
+# | loses | 8B on 8 GPUs: 3.3 times as fast, because its all-reduces take longer than its reading (computed) |
 # | falls back | fewer KV heads than ranks: each rank keeps a copy of one |
-# | trap | the bias of the second product in every partial sum; gate and up cut in two blocks |
+# | trap | the bias of down in every partial sum; gate and up cut as one block |
 #
 # | the all-reduce | |
 # |---|---|
 # | wins | one-shot for few bytes: one latency. Helion on 8 H100s: 13 to 17 µs up to 64k, NCCL 21 to 24 |
-# | loses | one-shot for many bytes: with 8 ranks each receives 7 times the tensor, two-shot 1.75 times |
+# | loses | one-shot for many bytes: with 8 ranks each receives 7 S, in two-shot 1.75 S |
 # | falls back | NCCL, which chooses by size |
-# | trap | a barrier before the reads and none behind them |
+# | trap | a barrier before the reads and none after them |
 #
 # | ring attention | |
 # |---|---|
 # | wins | a sequence that one GPU cannot hold, or not soon enough |
-# | loses | contiguous chunks under a causal mask: 57 % of the GPUs' time on 4 ranks (computed), zig-zag 100 % |
-# | falls back | one rank: the loop is empty |
-# | trap | positions by the local index; on the way back the first step's keys and values |
+# | loses | one chunk for each rank, causal: 4 ranks work 57 % of the time (computed), zig-zag 100 % |
+# | falls back | one rank: no exchange |
+# | trap | positions counted within the rank; on the way back the rank's own keys and values every time |
 #
 # | experts on ranks | |
 # |---|---|
-# | wins | weights that are read by few tokens are not copied to every GPU |
-# | loses | a load that is not even: all wait for the fullest rank |
+# | wins | weights that few tokens read are not copied to every GPU |
+# | loses | an uneven load: all ranks wait for the fullest one |
 # | falls back | a rank without tokens still takes part in every exchange |
-# | trap | counts of the sending side taken for those of the receiving side |
+# | trap | row counts that were sent taken for those that were received |
 #
 # ## Check yourself
 #
@@ -996,8 +1001,9 @@ measured("20 bytes of the MLPs, 4 ranks", bytes_of["MLPs"], "bytes")
 #
 # 1. Two ranks add up 1 MB each. How many bytes does a rank receive in one-shot, and how many in two-shot?
 # 2. A model has 80 layers. How many barriers does a decode step take at least if each all-reduce is one-shot?
-# 3. Four ranks, contiguous chunks, a causal mask. Rank 3 works all the time. How much of the time does rank 0 work?
-# 4. Why does the gradient of a KV head that two ranks share have to be added up over both?
+# 3. Four ranks hold one chunk each, and attention is causal. Rank 3 works all the time. How much of the time does rank
+#    0 work?
+# 4. Two ranks share a KV head. Why does its gradient have to be added up over both?
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 self_check(
@@ -1013,24 +1019,24 @@ self_check(
 #
 # All sources were read in November 2026.
 #
-# - **vLLM and SGLang** cut attention by heads and MLPs by columns and rows, as 20.2 does. For small tensors they have
-#   all-reduces of their own and use NCCL for large ones. In one report on 4 GPUs, 0.5 MB took 10 µs in one shot, 17 in
-#   two shots, and 21 with NCCL ([vllm#24532](https://github.com/vllm-project/vllm/pull/24532), the card is not named).
+# - **vLLM and SGLang** cut attention and MLPs as 20.2 does. For small tensors they have all-reduces of their own, and
+#   for large ones they use NCCL. In one report on 4 GPUs, 0.5 MB took 10 µs in one-shot, 17 in two-shot, and 21 with
+#   NCCL ([vllm#24532](https://github.com/vllm-project/vllm/pull/24532), the card is not named).
 # - **PyTorch** has *symmetric memory*: buffers that all GPUs of a host can read, with signals and barriers, as in 20.3.
-# - **Overlap** of a product with its exchange pays for many rows. In one report, cutting a product of 2,048 × 3,584 ×
-#   8,192 into pieces made it slower at first, 354 µs instead of 301; with a better order it took 295
+# - **Overlap** of a matrix product with its exchange pays for many rows. In one report, cutting a product of 2,048 ×
+#   3,584 × 8,192 into pieces made it slower at first, 354 µs instead of 301. With a better order it took 295
 #   ([pytorch#143160](https://github.com/pytorch/pytorch/pull/143160), the card is not named).
-# - **DeepEP** exchanges tokens of experts within a host and between hosts.
+# - **DeepEP** exchanges the tokens of experts within a host and between hosts.
 #
 # ## Papers
 #
-# - Shoeybi et al.: *Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism*, [arXiv
-#   1909.08053](https://arxiv.org/abs/1909.08053).
-# - Liu, Zaharia, Abbeel: *Ring Attention with Blockwise Transformers for Near-Infinite Context*, [arXiv
-#   2310.01889](https://arxiv.org/abs/2310.01889).
+# - Shoeybi et al.: *Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism*,
+#   [arXiv 1909.08053](https://arxiv.org/abs/1909.08053).
+# - Liu, Zaharia, Abbeel: *Ring Attention with Blockwise Transformers for Near-Infinite Context*,
+#   [arXiv 2310.01889](https://arxiv.org/abs/2310.01889).
 # - Jacobs et al.: *DeepSpeed Ulysses*, [arXiv 2309.14509](https://arxiv.org/abs/2309.14509).
-# - Lepikhin et al.: *GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding*, [arXiv
-#   2006.16668](https://arxiv.org/abs/2006.16668).
+# - Lepikhin et al.: *GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding*,
+#   [arXiv 2006.16668](https://arxiv.org/abs/2006.16668).
 
 # %%
 progress()
