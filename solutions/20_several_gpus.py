@@ -371,7 +371,7 @@ from course_lib.hardware.simulated_ranks import play_ranks
 
 
 def without(number, steps):
-    """The steps of a program but for its barrier of this number, from 1 on."""
+    """The steps of a program without one of its barriers: the first has number 1."""
     value, barriers = None, 0
     while True:
         try:
@@ -451,7 +451,7 @@ predict("20 working time of 8 ranks, one causal chunk each", ..., "%")
 
 # %%
 def working_time(positions_of_ranks):
-    """The average number of pairs of a query and a key that a rank computes, in percent of the largest."""
+    """How many pairs of a query and a key a rank computes on average, in percent of the rank with the most."""
     pairs = [sum(position + 1 for position in positions) for positions in positions_of_ranks]
     return 100 * sum(pairs) / len(pairs) / max(pairs)
 
@@ -636,7 +636,7 @@ def attend_backward(query, key, value, out, lse, grad_out):
 
 
 def cut(*tensors):
-    """The parts of each rank, in order."""
+    """For each rank its tokens of every tensor, in order."""
     return zip(*(tensor.chunk(ranks, dim=1) for tensor in tensors))
 
 
@@ -906,7 +906,7 @@ bytes_of = {"MLPs": 0, "attention": 0}
 
 
 def attention_on(ranks):
-    """Causal attention for the model, by a ring of so many ranks."""
+    """Causal attention for the model, computed by a ring of so many ranks."""
 
     def attention(query, key, value, *, causal=True):
         group = query.shape[1] // key.shape[1]
@@ -965,7 +965,7 @@ measured("20 bytes of the MLPs, 4 ranks", bytes_of["MLPs"], "bytes")
 #
 # ## The chapter's ideas at a glance
 #
-# NCCL is NVIDIA's library for exchanges between GPUs, and Helion a language for kernels.
+# NCCL is NVIDIA's library for exchanges between GPUs.
 #
 # | tensor parallelism | |
 # |---|---|
@@ -976,7 +976,7 @@ measured("20 bytes of the MLPs, 4 ranks", bytes_of["MLPs"], "bytes")
 #
 # | the all-reduce | |
 # |---|---|
-# | wins | one-shot for few bytes: one latency. Helion on 8 H100s: 13 to 17 µs up to 64k, NCCL 21 to 24 |
+# | wins | one-shot for few bytes: one latency. A Triton kernel on 8 H100s: 13 to 17 µs up to 64k, NCCL 21 to 24 |
 # | loses | one-shot for many bytes: with 8 ranks each receives 7 S, in two-shot 1.75 S |
 # | falls back | NCCL, which chooses by size |
 # | trap | a barrier before the reads and none after them |
@@ -1007,11 +1007,13 @@ measured("20 bytes of the MLPs, 4 ranks", bytes_of["MLPs"], "bytes")
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 self_check(
-    "1 MB in both. One-shot reads all of one other rank. Two-shot reads half, and then the other half.",
-    f"{80 * 2 * 2}: two all-reduces a layer, and each needs a barrier before its reads and one behind them.",
-    "Of a rank's chunk against an earlier one all pairs are computed, against its own a half. So rank 0 has 0.5 of a "
-    "square and rank 3 has 3.5: a seventh of the time.",
-    "Each rank has the gradient from its own query heads alone. The head's gradient is the sum over all that read it.",
+    "1 MB in both. In one-shot it reads all numbers of the other rank. In two-shot it reads half of them, and then the "
+    "sums of the other half.",
+    f"{80 * 2 * 2}: two all-reduces a layer, and each needs a barrier before its reads and one after them.",
+    "A rank's queries see all of each earlier chunk, and half of their own. So rank 0 has 0.5 pairs of chunks and rank 3 "
+    "has 3.5. Rank 0 works a seventh of the time.",
+    "Each rank has only the part from its own query heads. The gradient of the head is the sum over all query heads that "
+    "read it.",
 )
 
 # %% [markdown]
