@@ -58,8 +58,8 @@ import torch.nn.functional as F
 #
 # **The cache** is shared out too. Keys and values are stored in *KV heads*, and each rank holds whole ones. With 8 KV
 # heads on 4 ranks it holds 2, a quarter of the cache. With 2 KV heads on 8 ranks, four ranks need the same head. Each
-# keeps a copy, so each reads half of the cache. One project divided by its 32 devices instead, where Llama 3 has 8 KV
-# heads ([tenstorrent/vllm#50](https://github.com/tenstorrent/vllm/pull/50)).
+# keeps a copy, so each reads half of the cache. One project divided by its 32 devices instead, although Llama 3 has 8
+# KV heads ([tenstorrent/vllm#50](https://github.com/tenstorrent/vllm/pull/50)).
 #
 # **Predict** how many times as fast a model with 8 billion parameters becomes on 8 GPUs: 16 GB of weights, 32 layers, a
 # width of 4,096, one sequence, a latency of 13 µs.
@@ -141,9 +141,9 @@ measured("20 8B model, 8 GPUs instead of 1", one / eight, "times")
 # %% [markdown]
 # ## An MLP on several ranks
 #
-# How do you cut an MLP so that its ranks need only one all-reduce? A *gated MLP* has two weights. The first has 2 ·
-# hidden rows: first those of the *gate*, then those of *up*. They make hidden numbers $silu(gate) \cdot up$, where
-# $silu(g) = g / (1 + e^{-g})$. The second weight, *down*, makes `width` numbers of these.
+# How do you cut an MLP so that its ranks need only one all-reduce? A *gated MLP* has two weights. The first has
+# `2 · hidden` rows: first those of the *gate*, then those of *up*. Together they make the *hidden numbers*
+# $silu(gate) \cdot up$, where $silu(g) = g / (1 + e^{-g})$. The second weight, *down*, makes `width` numbers of these.
 #
 # **Cut the first weight by rows.** Each row makes one gate or one up, so a rank with some of the rows has whole gates
 # and ups. If you cut by columns, each rank has a partial sum of every gate. Then you need an all-reduce before silu,
@@ -281,10 +281,10 @@ measured("20 bytes received by a rank in one MLP", played["received"][0], "bytes
 # | both have written | 1, 2, 3, 4 | 10, 20, 30, 40 |
 # | each has written the sums of its share | **11, 22**, 3, 4 | 10, 20, **33, 44** |
 #
-# Rank 0's share is the first half. Nobody else reads this half of its buffer in this phase, so rank 0 may write its
-# sums there at once. After another barrier each rank reads every share from the rank that has added it up. A kernel
-# that took a wrong place in this phase gave the right sums on GPU 0 alone
-# ([FasterTransformer#672](https://github.com/NVIDIA/FasterTransformer/pull/672)).
+# Rank 0's share is the first half, so it reads only this half of rank 1's buffer. No other rank reads this half of rank
+# 0's buffer in this phase, so rank 0 may write its sums there at once. After another barrier each rank reads every
+# share from the rank that has added it up. A kernel that took a wrong place in this second phase gave the right sums on
+# GPU 0 alone ([FasterTransformer#672](https://github.com/NVIDIA/FasterTransformer/pull/672)).
 #
 # If n is not a multiple of `ranks`, let share r go from `r * n // ranks` up to `(r + 1) * n // ranks`. For 7 numbers
 # and 3 ranks the shares have 2, 2 and 3 numbers.
@@ -417,10 +417,10 @@ measured("20 wrong orders of 100 without the last barrier", wrong_orders(2, 2), 
 # holds to the next rank, and receives others from the rank before. After `ranks - 1` exchanges all queries have met all
 # keys.
 #
-# **Merging.** Each meeting gives an output over these keys, and *lse*, the logarithm of the sum of their exponentials.
-# The outputs are averaged with these sums as weights. Suppose that a query's first part has output 1 and sum 1, so its
-# lse is 0. The second part has output 5 and sum 3, so its lse is $\ln 3 = 1.10$. Together the sum is 4, the lse is
-# $\ln 4 = 1.39$, and the output is $1/4 \cdot 1 + 3/4 \cdot 5 = 4$. Each weight is
+# **Merging.** Each meeting gives a query an output over these keys, and *lse*, the logarithm of the sum of their
+# exponentials. The outputs are averaged with these sums as weights. Suppose that a query's first part has output 1 and
+# sum 1, so its lse is 0. The second part has output 5 and sum 3, so its lse is $\ln 3 = 1.10$. Together the sum is 4,
+# the lse is $\ln 4 = 1.39$, and the output is $1/4 \cdot 1 + 3/4 \cdot 5 = 4$. Each weight is
 # $e^{\text{lse of the part} - \text{lse of all}}$.
 #
 # Take exponentials only of numbers up to 0, since $e^{89}$ is infinite in float32. In one program,
@@ -429,7 +429,7 @@ measured("20 wrong orders of 100 without the last barrier", wrong_orders(2, 2), 
 #
 # **Causality.** Now a query sees only its own position and those before it. Cut the sequence into 4 *chunks*, one for
 # each rank. The queries of rank 0 see half of their own chunk. Those of rank 3 see three chunks and half of their own:
-# 3.5 pairs of chunks. The average is 2, so the ranks work 57 % of the time.
+# 3.5 pairs of chunks. The average is 2, so on average a rank works 2 / 3.5 = 57 % of the time.
 #
 # The *zig-zag* order balances the work. Cut the sequence into 8 chunks, and give each rank an early one and a late one:
 # rank 0 holds chunks 0 and 7, rank 1 holds 1 and 6, rank 2 holds 2 and 5, rank 3 holds 3 and 4.
@@ -550,8 +550,8 @@ print("working time:", f"{working_time([place.tolist() for place in places]):.1f
 # Training needs the gradients dq, dk and dv of queries, keys and values. The forward pass left each rank its outputs
 # and its lse, both over all keys. With these and the gradient of its outputs, a rank computes what any keys contribute.
 # The weights of these keys are $P = e^{S - \text{lse}}$, where $S$ are the scores. They are already the weights in the
-# whole row, so nothing is merged: all contributions are added. This ring has no mask, so each rank holds one chunk of
-# the sequence.
+# whole row, so nothing is merged: all contributions are added. This ring has no mask, so each rank may hold one chunk
+# of the sequence.
 #
 # The gradient of a query is a sum over keys. The queries stay, so dq stays too. The gradients of keys and values are
 # sums over queries, and those are spread over all ranks. So dk and dv travel with their keys and values, and every rank
@@ -676,8 +676,8 @@ measured("20 bytes of the ring backwards, 4 ranks", times, "times the forward")
 # **An example** with 2 ranks and 4 experts. Rank 0 has tokens a, b and c for experts 2, 0 and 3. Rank 1 has d, e and f
 # for experts 1, 2 and 2.
 #
-# 1. Each rank sorts its rows by expert and counts them. Rank 0 has b, a, c and the row counts 1 0 | 1 1 for experts 0,
-#    1 | 2, 3. Rank 1 has d, e, f and 0 1 | 2 0. Each sends the other rank the two row counts of its experts.
+# 1. Each rank sorts its rows by expert and counts them. Rank 0 has b, a, c and the row counts 1 0 | 1 1 for experts
+#    0, 1 | 2, 3. Rank 1 has d, e, f and 0 1 | 2 0. Each sends the other the row counts for the other's experts.
 # 2. The rows travel. Rank 1 receives a, c from rank 0, and has e, f itself. From the row counts 1 1 and 2 0 it knows
 #    that a, e and f are for expert 2, and c is for expert 3. An expert's rows do *not* lie next to each other: they are
 #    sorted only within what came from one rank.
@@ -779,9 +779,9 @@ print(f"right: {right}; rank 0 received {played['received'][0]:,} bytes, and its
 # query heads read the same KV head. Qwen2.5-3B has 16 query heads and 2 KV heads. How do 8 ranks share 2 KV heads?
 #
 # A KV head could be cut into pieces, a quarter of its numbers for each rank. But a score is a sum of products over all
-# numbers of a head, so the ranks would have to exchange something for every score. tpu-inference did this, and put the
-# heads together again over the links. A step of Qwen2.5-3B on 8 chips took 3.1 ms. With whole copies it takes 1.58 ms
-# ([tpu-inference#2661](https://github.com/vllm-project/tpu-inference/pull/2661)).
+# numbers of a head, so the ranks would have to exchange something for every score. tpu-inference cut heads into pieces,
+# and put them together again over the links. A step of Qwen2.5-3B on 8 chips took 3.1 ms. With whole copies it takes
+# 1.58 ms ([tpu-inference#2661](https://github.com/vllm-project/tpu-inference/pull/2661)).
 #
 # So a KV head stays whole, and each rank that needs it holds a copy. Take 8 query heads and 2 KV heads on 4 ranks:
 #
@@ -805,7 +805,7 @@ print(f"right: {right}; rank 0 received {played['received'][0]:,} bytes, and its
 # ([Megatron-LM#37](https://github.com/bigcode-project/Megatron-LM/pull/37)).
 #
 # The order of a sum matters here as in 20.3: $(a+b)+c$ and $a+(b+c)$ may differ in the last bit. If each rank begins
-# with its own part, the copies get different bits, and drift apart over the training. So all ranks add the parts in the
+# with its own part, the copies get different bits, and drift apart during training. So all ranks add the parts in the
 # same order.
 #
 # The step `parts = yield ("all_to_all", tensors)` takes one tensor for each rank, and gives you what each rank gave for
@@ -957,7 +957,7 @@ measured("20 bytes of the MLPs, 4 ranks", bytes_of["MLPs"], "bytes")
 # %% [markdown]
 # On 2 and 4 ranks the model chooses the same next byte at every place. Its logits differ in the last bits, because sums
 # in another order are rounded differently. With 4 ranks a rank receives three times as many bytes for the MLPs as with
-# 2, as one-shot does.
+# 2, because one-shot reads from three ranks instead of one.
 #
 # > **The answer.** By the model of 20.1, a decode step of a 70B model takes 7.3 ms on eight H100s: 5.2 ms to read an
 # > eighth of the weights, and 2.1 ms for 160 all-reduces, 28 % of the step. Nearly all of these 2.1 ms is latency, and
@@ -1010,10 +1010,10 @@ self_check(
     "1 MB in both. In one-shot it reads all numbers of the other rank. In two-shot it reads half of them, and then the "
     "sums of the other half.",
     f"{80 * 2 * 2}: two all-reduces a layer, and each needs a barrier before its reads and one after them.",
-    "A rank's queries see all of each earlier chunk, and half of their own. So rank 0 has 0.5 pairs of chunks and rank 3 "
-    "has 3.5. Rank 0 works a seventh of the time.",
-    "Each rank has only the part from its own query heads. The gradient of the head is the sum over all query heads that "
-    "read it.",
+    "A rank's queries see all of each earlier chunk, and half of their own. So rank 0 has 0.5 pairs of chunks and rank "
+    "3 has 3.5. Rank 0 works a seventh of the time.",
+    "Each rank has only the part from its own query heads. The gradient of the head is the sum over all query heads "
+    "that read it.",
 )
 
 # %% [markdown]
