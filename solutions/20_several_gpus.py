@@ -36,11 +36,10 @@ import torch.nn.functional as F
 # of each sequence. An H100 reads 3.35 TB/s, so 140 GB take 42 ms. Eight GPUs can share the reading: each holds an
 # eighth of every weight, and reads its 17.5 GB in 5.2 ms.
 #
-# A GPU together with its program is called a *rank*; ranks are numbered from 0. A rank's part of a weight is a *shard*.
-# Cutting every weight into shards is called *tensor parallelism*, and 20.2 shows how to cut. It has a price: after
-# attention and after the MLP each rank has only a *partial sum* of every number. The next operation needs the sum over
-# all ranks, on every rank. An *all-reduce* computes it. A layer has two, and each adds up batch · width numbers,
-# `width` for each sequence.
+# A GPU together with its program is called a *rank*; ranks are numbered from 0. In *tensor parallelism* every weight is
+# cut into one *shard* for each rank; 20.2 shows how. This has a price: after attention and after the MLP each rank has
+# only a *partial sum* of every number. The next operation needs the sum over all ranks, on every rank. An *all-reduce*
+# computes it. A layer has two, and each adds up batch · width numbers, `width` for each sequence.
 #
 # An H100 receives up to 450 GB/s over its links. There are two ways to add up S bytes:
 #
@@ -135,8 +134,8 @@ measured("20 8B model, 8 GPUs instead of 1", one / eight, "times")
 # %% [markdown]
 # Eight GPUs make the 8B model only 3.3 times as fast, because its 64 all-reduces take longer than its reading. They
 # make the 70B model 5.7 times as fast. These times are computed, not measured. For one sequence nearly all of an
-# all-reduce is latency, so one-shot is the faster method. With 256 sequences on eight GPUs the bytes count, and
-# two-shot is faster.
+# all-reduce is latency, so one-shot is faster. With 256 sequences on eight GPUs the bytes count, and two-shot is
+# faster.
 
 # %% [markdown]
 # ## An MLP on several ranks
@@ -153,8 +152,8 @@ measured("20 8B model, 8 GPUs instead of 1", one / eight, "times")
 # numbers, and one all-reduce completes this partial sum.
 #
 # Take one output, hidden size 4 and 2 ranks. The gates are 1, -1, 2 and 0, every up is 1, and so is every number of
-# down. The hidden numbers are 0.731, -0.269, 1.762 and 0. Rank 0 has the first two, and its partial sum is 0.462. Rank
-# 1's partial sum is 1.762. Together they make 2.224.
+# down. The hidden numbers are 0.731, -0.269, 1.762 and 0. Rank 0 has the first two, so its partial sum is 0.462. Rank
+# 1's is 1.762, and together they make 2.224.
 #
 # Two faults are common:
 #
@@ -163,9 +162,8 @@ measured("20 8B model, 8 GPUs instead of 1", one / eight, "times")
 #   ([text-generation-inference#1036](https://github.com/huggingface/text-generation-inference/issues/1036)). Rank 0
 #   alone may add the bias before the all-reduce, or all ranks after it.
 # - **Gate and up are cut as one block.** With hidden size 4, rank 0 needs rows 0 and 1, two gates, and rows 4 and 5,
-#   two ups. If you cut the weight into two blocks, rank 0 gets rows 0 to 3: all gates, and no up. The shapes are the
-#   same, so there is no error, only a wrong result
-#   ([Automodel#1324](https://github.com/NVIDIA-NeMo/Automodel/pull/1324)).
+#   two ups. If you cut the weight into two blocks, rank 0 gets rows 0 to 3: all gates, and no up. All shapes are right,
+#   so there is no error, only a wrong result ([Automodel#1324](https://github.com/NVIDIA-NeMo/Automodel/pull/1324)).
 #
 # **How to write a rank's program.** You write a Python generator, and `play_ranks` plays the programs of all ranks in
 # one process. Each `yield` hands over one *step*, here an all-reduce, and gives back its value. Meanwhile the other
@@ -363,8 +361,8 @@ def two_shot(rank: int, ranks: int, x: torch.Tensor):
 best_one_shot, best_two_shot = check("20.3", one_shot, two_shot).best
 
 # %% [markdown]
-# The next cell removes one barrier of your `one_shot`: none, the first, or the second. Four ranks call it once, or
-# twice in a row, each time in the same 100 random orders.
+# The next cell plays your `one_shot` with both barriers, without the first, and without the second. Four ranks call it
+# once, or twice in a row, in the same 100 random orders.
 
 # %%
 from course_lib.hardware.simulated_ranks import play_ranks
@@ -402,9 +400,9 @@ measured("20 wrong orders of 100 without the last barrier", wrong_orders(2, 2), 
 
 # %% [markdown]
 # Without the second barrier about 90 of 100 orders are wrong, but only if there are two calls. A test that calls the
-# function once finds nothing. On a real machine the ranks run at nearly the same pace, so such a fault shows seldom and
-# is hard to find. The check therefore does more than play orders. It follows the barriers and signals, and tells you
-# whether a read and a write of the same numbers could change places.
+# function once finds nothing. On a real machine the ranks run at nearly the same pace, so such a fault shows seldom.
+# The check therefore also follows the barriers and signals. It tells you whether a read and a write of the same numbers
+# could change places.
 
 # %% [markdown]
 # ## Ring attention · deeper
@@ -418,9 +416,9 @@ measured("20 wrong orders of 100 without the last barrier", wrong_orders(2, 2), 
 # keys.
 #
 # **Merging.** Each meeting gives a query an output over these keys, and *lse*, the logarithm of the sum of their
-# exponentials. The outputs are averaged with these sums as weights. Suppose that a query's first part has output 1 and
-# sum 1, so its lse is 0. The second part has output 5 and sum 3, so its lse is $\ln 3 = 1.10$. Together the sum is 4,
-# the lse is $\ln 4 = 1.39$, and the output is $1/4 \cdot 1 + 3/4 \cdot 5 = 4$. Each weight is
+# exponentials. The outputs are averaged with these sums as weights. Say a query's first part has output 1 and sum 1, so
+# its lse is 0. The second part has output 5 and sum 3, so its lse is $\ln 3 = 1.10$. Together the sum is 4, the lse is
+# $\ln 4 = 1.39$, and the output is $1/4 \cdot 1 + 3/4 \cdot 5 = 4$. Each weight is
 # $e^{\text{lse of the part} - \text{lse of all}}$.
 #
 # Take exponentials only of numbers up to 0, since $e^{89}$ is infinite in float32. In one program,
@@ -436,11 +434,11 @@ measured("20 wrong orders of 100 without the last barrier", wrong_orders(2, 2), 
 #
 # Say rank 1 receives the keys of rank 0. All its queries see chunk 0, which lies before both of its chunks, and none
 # sees chunk 7. When the keys of rank 2 arrive, the late queries (chunk 6) see chunks 2 and 5, and the early ones (chunk
-# 1) see neither. Either way two of four pairs of chunks are computed, whole and without a mask. Only a rank's own keys
-# need a mask, the usual one, since its tokens ascend.
+# 1) see neither. Either way two of four pairs of chunks are computed, without a mask. Only a rank's own keys need a
+# mask, the usual one, since its tokens ascend.
 #
 # In PithTrain, zig-zag, overlapped exchanges and a compiled merge together cut the time of a layer from 13.87 to
-# 8.30 ms (4 ranks, 32k tokens; the card is not named). Before, early ranks had waited 83 % of the time
+# 8.30 ms (4 ranks, 32k tokens; the card is not named). Early ranks had waited 83 % of the time
 # ([pith-train#39](https://github.com/mlc-ai/pith-train/pull/39)).
 #
 # The next cell counts pairs of a query and a key for 8 ranks. **Predict** how much of the time the ranks work on
@@ -682,7 +680,7 @@ measured("20 bytes of the ring backwards, 4 ranks", times, "times the forward")
 #    that a, e and f are for expert 2, and c is for expert 3. An expert's rows do *not* lie next to each other: they are
 #    sorted only within what came from one rank.
 # 3. Each expert runs once, on all of its rows. The results A, C, E, F go back in the order in which the rows arrived.
-#    Rank 0 gets B from itself and A, C from rank 1. It puts them where the tokens stood: A, B, C.
+#    Rank 0 has B itself, gets A, C from rank 1, and puts them where the tokens stood: A, B, C.
 #
 # **What goes wrong.** Row counts and rows must describe the same order. In xtuner they came from two sources, so
 # experts got rows of others. Training and inference differed by 0.0044, and after the repair by 0.0004
