@@ -953,9 +953,9 @@ for ranks in (1, 2, 4):
 measured("20 bytes of the MLPs, 4 ranks", bytes_of["MLPs"], "bytes")
 
 # %% [markdown]
-# On 2 and 4 ranks the model chooses the same next byte at every place. Its logits differ in the last bits, because sums
-# in another order are rounded differently. With 4 ranks a rank receives three times as many bytes for the MLPs as with
-# 2, because one-shot reads from three ranks instead of one.
+# On 1, 2 and 4 ranks the model chooses the same next byte at every place. Its logits differ in the last bits, because
+# sums in another order are rounded differently. With 4 ranks a rank receives three times as many bytes for the MLPs as
+# with 2, because one-shot reads from three ranks instead of one.
 #
 # > **The answer.** By the model of 20.1, a decode step of a 70B model takes 7.3 ms on eight H100s: 5.2 ms to read an
 # > eighth of the weights, and 2.1 ms for 160 all-reduces, 28 % of the step. Nearly all of these 2.1 ms is latency, and
