@@ -41,7 +41,7 @@ import torch.nn.functional as F
 # only a *partial sum* of every number. The next operation needs the sum over all ranks, on every rank. An *all-reduce*
 # computes it. A layer has two, and each adds up batch · width numbers, `width` for each sequence.
 #
-# An H100 receives up to 450 GB/s over its links. There are two ways to add up S bytes:
+# An H100 receives up to 450 GB/s over its links. Here are two ways to add up S bytes:
 #
 # - **One-shot.** Each rank reads the numbers of all other ranks and adds them up itself. With 4 ranks it receives 3 S.
 # - **Two-shot.** Each rank adds up one share of the numbers. With 4 ranks, rank 0 adds up the first quarter, which it
@@ -49,11 +49,11 @@ import torch.nn.functional as F
 #   receives ¾ S in each phase, 1.5 S in all.
 #
 # With 8 ranks these are 7 S and 1.75 S. Is two-shot four times as fast, then? For one sequence and a width of 8,192, S
-# is 16 KiB. One-shot receives 114,688 bytes, which take 0.25 µs. But on eight H100s a one-shot kernel took 13.3 µs for
-# 8k such numbers ([helion#245](https://github.com/pytorch/helion/pull/245)). Nearly all of this is *latency*, time that
-# does not depend on the bytes: the kernel starts, and the ranks wait for each other. So count one latency for one-shot
-# and two for two-shot, and add the time of the bytes. A 70B model has 80 layers, so its 160 all-reduces of 13 µs add
-# 2.1 ms to the 5.2 ms.
+# is 16 KiB. One-shot receives 114,688 bytes, which take 0.25 µs. But on eight H100s a one-shot kernel in Triton took
+# 13.3 µs for 8k such numbers ([helion#245](https://github.com/pytorch/helion/pull/245)). Nearly all of this is
+# *latency*, time that does not depend on the bytes: the kernel starts, and the ranks wait for each other. So count one
+# latency for one-shot and two for two-shot, and add the time of the bytes. A 70B model has 80 layers, so its 160
+# all-reduces of 13 µs add 2.1 ms to the 5.2 ms.
 #
 # **The cache** is shared out too. Keys and values are stored in *KV heads*, and each rank holds whole ones. With 8 KV
 # heads on 4 ranks it holds 2, a quarter of the cache. With 2 KV heads on 8 ranks, four ranks need the same head. Each
