@@ -36,10 +36,10 @@ import torch.nn.functional as F
 # of each sequence. An H100 reads 3.35 TB/s, so 140 GB take 42 ms. Eight GPUs can share the reading: each holds an
 # eighth of every weight, and reads its 17.5 GB in 5.2 ms.
 #
-# A GPU together with its program is called a *rank*; ranks are numbered from 0. In *tensor parallelism* every weight is
-# cut into one *shard* for each rank; 20.2 shows how. This has a price: after attention and after the MLP each rank has
-# only a *partial sum* of every number. The next operation needs the sum over all ranks, on every rank. An *all-reduce*
-# computes it. A layer has two, and each adds up batch · width numbers, `width` for each sequence.
+# A GPU with its program is called a *rank*; ranks are numbered from 0. In *tensor parallelism* every weight is cut into
+# one *shard* for each rank; 20.2 shows how. This has a price: after attention and after the MLP each rank has only a
+# *partial sum* of every number. An *all-reduce* gives every rank the sum over all ranks. A layer has two, and each adds
+# up batch · width numbers, `width` for each sequence.
 #
 # An H100 receives up to 450 GB/s over its links. Here are two ways to add up S bytes:
 #
@@ -56,9 +56,9 @@ import torch.nn.functional as F
 # all-reduces of 13 µs add 2.1 ms to the 5.2 ms.
 #
 # **The cache** is shared out too. Keys and values are stored in *KV heads*, and each rank holds whole ones. With 8 KV
-# heads on 4 ranks it holds 2, a quarter of the cache. With 2 KV heads on 8 ranks, four ranks need the same head. Each
-# keeps a copy, so each reads half of the cache. One project divided by its 32 devices instead, although Llama 3 has 8
-# KV heads ([tenstorrent/vllm#50](https://github.com/tenstorrent/vllm/pull/50)).
+# heads on 4 ranks it holds 2, a quarter of the cache. With 2 KV heads on 8 ranks, four ranks need the same head, and
+# each keeps a copy: half of the cache. One project divided by its 32 devices instead, although Llama 3 has 8 KV heads
+# ([tenstorrent/vllm#50](https://github.com/tenstorrent/vllm/pull/50)).
 #
 # **Predict** how many times as fast a model with 8 billion parameters becomes on 8 GPUs: 16 GB of weights, 32 layers, a
 # width of 4,096, one sequence, a latency of 13 µs.
@@ -184,7 +184,7 @@ played = play_ranks(add_up, [(torch.tensor([1.0]),), (torch.tensor([10.0]),)])  
 print(played["ending"], played["results"], "bytes received:", played["received"])
 
 # %% [markdown]
-# Both ranks have 11, and each has received 4 bytes, the float32 of the other rank.
+# Both ranks have 11, and each has received the 4 bytes of one number.
 #
 # **Predict** how many bytes a rank receives in the MLP with 4 ranks, 3 tokens, a width of 64 and a hidden size of 256.
 
@@ -253,8 +253,8 @@ measured("20 bytes received by a rank in one MLP", played["received"][0], "bytes
 
 # %% [markdown]
 # It receives 2,304 bytes: 3 other ranks give 3 · 64 numbers of 4 bytes each. The hidden size makes no difference,
-# because the hidden numbers never travel. Attention is cut in the same way. Each rank has some of the heads, and the
-# output projection is cut by columns like down. That makes the other all-reduce of a layer.
+# because the hidden numbers never travel. Attention is cut in the same way: each rank has some of the heads, and the
+# output projection is cut by columns like down. That makes a layer's other all-reduce.
 
 # %% [markdown]
 # ## The all-reduce by hand
@@ -401,8 +401,8 @@ measured("20 wrong orders of 100 without the last barrier", wrong_orders(2, 2), 
 # %% [markdown]
 # Without the second barrier about 90 of 100 orders are wrong, but only if there are two calls. A test that calls the
 # function once finds nothing. On a real machine the ranks run at nearly the same pace, so such a fault shows seldom.
-# The check therefore also follows the barriers and signals. It tells you whether a read and a write of the same numbers
-# could change places.
+# The check therefore also follows the barriers and signals, and tells you whether a read and a write of the same
+# numbers could change places.
 
 # %% [markdown]
 # ## Ring attention · deeper
