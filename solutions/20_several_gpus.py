@@ -362,7 +362,7 @@ best_one_shot, best_two_shot = check("20.3", one_shot, two_shot).best
 
 # %% [markdown]
 # The next cell plays your `one_shot` with both barriers, without the first, and without the second. Four ranks call it
-# once, or twice in a row, in the same 100 random orders.
+# once or twice, in the same 100 random orders.
 
 # %%
 from course_lib.hardware.simulated_ranks import play_ranks
@@ -399,19 +399,19 @@ for number, words in enumerate(("with both barriers", "without the first", "with
 measured("20 wrong orders of 100 without the last barrier", wrong_orders(2, 2), "orders")
 
 # %% [markdown]
-# Without the second barrier about 90 of 100 orders are wrong, but only if there are two calls. A test that calls the
-# function once finds nothing. On a real machine the ranks run at nearly the same pace, so such a fault shows seldom.
-# The check therefore also follows the barriers and signals, and tells you whether a read and a write of the same
-# numbers could change places.
+# Without the second barrier about 90 of 100 orders are wrong, but only in two calls: a test with one call finds
+# nothing. On a real machine the ranks run at nearly the same pace, so such a fault shows seldom. The check therefore
+# also follows the barriers and signals, and tells you whether a read and a write of the same numbers could change
+# places.
 
 # %% [markdown]
 # ## Ring attention · deeper
 #
 # A long sequence may not fit on one GPU. With 8 KV heads of 128 numbers, the keys and values of a token take
 # 4,096 bytes in bfloat16, in each layer. For a million tokens (2²⁰) and 32 layers that is 137 GB, and an H100 has 80.
-# So each rank keeps the queries, keys and values of some tokens, and every query still has to meet all keys.
+# So each rank keeps some of the tokens, with their queries, keys and values.
 #
-# In *ring attention* the queries stay, and keys and values travel. In each exchange every rank sends the ones that it
+# In *ring attention* the queries stay, and keys and values travel. In each exchange every rank sends those that it
 # holds to the next rank, and receives others from the rank before. After `ranks - 1` exchanges all queries have met all
 # keys.
 #
@@ -441,8 +441,8 @@ measured("20 wrong orders of 100 without the last barrier", wrong_orders(2, 2), 
 # 8.30 ms (4 ranks, 32k tokens; the card is not named). Early ranks had waited 83 % of the time
 # ([pith-train#39](https://github.com/mlc-ai/pith-train/pull/39)).
 #
-# The next cell counts pairs of a query and a key for 8 ranks. **Predict** how much of the time the ranks work on
-# average with one chunk each, in percent.
+# The next cell counts pairs of a query and a key. **Predict** in percent how much of the time 8 ranks work on average
+# with one chunk each.
 
 # %%
 predict("20 working time of 8 ranks, one causal chunk each", ..., "%")
@@ -668,8 +668,8 @@ measured("20 bytes of the ring backwards, 4 ranks", times, "times the forward")
 # expert, and the result travels back.
 #
 # One step exchanges tensors between all ranks: `received = yield ("all_to_all", tensors)`. You give one tensor for each
-# rank, and get a list: `received[s]` is what rank s gave for you. Sizes may differ, and a tensor may be empty. What you
-# give yourself does not travel. You need three such steps: for row counts, rows and results.
+# rank, and get a list: `received[s]` is what rank s gave for you. Sizes may differ, and may be 0. What you give
+# yourself does not travel. You need three such steps: for row counts, rows and results.
 #
 # **An example** with 2 ranks and 4 experts. Rank 0 has tokens a, b and c for experts 2, 0 and 3. Rank 1 has d, e and f
 # for experts 1, 2 and 2.
@@ -686,8 +686,8 @@ measured("20 bytes of the ring backwards, 4 ranks", times, "times the forward")
 # experts got rows of others. Training and inference differed by 0.0044, and after the repair by 0.0004
 # ([xtuner#2053](https://github.com/InternLM/xtuner/pull/2053)). In a test of DeepEP nearly all tokens went to the same
 # experts, and the row counts were wrong: 9,181 rows for an expert that had 6,888
-# ([DeepEP#427](https://github.com/deepseek-ai/DeepEP/issues/427)). A rank without tokens must not leave early, because
-# the others wait for it.
+# ([DeepEP#427](https://github.com/deepseek-ai/DeepEP/issues/427)). A rank without tokens must not leave early: the
+# others wait for it.
 #
 # **Imbalance** costs time even if all is right, since the layer waits for its fullest expert. Take 8 ranks with
 # 64 tokens each and 64 experts. A token goes to one expert, chosen by chance, so an expert gets 8 tokens on average.
