@@ -1,18 +1,19 @@
 # %% [markdown]
 # # 20 · Several GPUs: heads, sequences and experts shared out
 #
-# **The question.** A model with 70 billion parameters has 140 GB of weights in 16 bits. A GPU with 80 GB cannot hold
-# them. On two, four or eight H100s it can run. How long is a step that generates one token then? And how much of that
-# time goes to the links between the GPUs, over which they exchange their results?
+# **The question.** A model with 70 billion parameters has 140 GB of weights in 16 bits. One GPU with 80 GB cannot hold
+# them, but two, four or eight H100s can. How long does it take them to generate one token? And how much of that time
+# goes to the *links* between the GPUs, over which they exchange their results?
 #
-# Write down two numbers for eight GPUs: the milliseconds of a step, and the percentage of it that the links take.
+# Write down two numbers for eight GPUs: the milliseconds for a token, and the percentage of them that the links take.
 #
-# In this chapter you cut a model for several GPUs in three ways: its weights, its sequence and its experts. You write
-# what travels over the links, and count it. At the end a small model runs on your functions, on 1, 2 and 4 ranks.
+# In this chapter you cut a model for several GPUs in three ways: by its weights, by its sequence and by its experts.
+# You write the exchanges between the GPUs, and count their bytes. At the end a small model runs on your functions, on
+# one, two and four simulated GPUs.
 #
-# **You need one machine and no GPU.** All programs of this chapter run on *simulated* ranks: one process plays them in
-# any order of events, tells races and deadlocks, and counts bytes. Nothing in this chapter was measured on several GPUs
-# by us. Figures that others measured are quoted with their source.
+# **You need one machine and no GPU.** One process plays the programs of all GPUs, in any order of events. It counts the
+# bytes, and it finds programs that read too early or wait for ever. We measured nothing in this chapter on several
+# GPUs. Figures that others measured are quoted with their source.
 #
 # **Time.** About six hours for all seven exercises, estimated. The **core path** takes two: exercises 20.1, 20.2 and
 # 20.3, and every section whose heading does not end in *deeper*. You need chapters 01 and 05. Deeper sections use
@@ -31,38 +32,33 @@ import torch.nn.functional as F
 # %% [markdown]
 # ## What a step costs on several GPUs
 #
-# Each step of a model that generates text reads all of its weights, and the KV cache of each sequence. With 70 billion
-# parameters in 16 bits there are 140 GB of weights. They do not fit into the 80 GB of an H100, and reading them at its
-# 3.35 TB/s would take 42 ms. Eight GPUs can share the reading: each holds an eighth of every weight, and reads its
-# 17.5 GB in 5.2 ms.
+# In a *decode step* a model generates one token for each of its sequences. The step reads all weights, and the KV cache
+# of each sequence. An H100 reads 3.35 TB/s, so 140 GB take 42 ms. Eight GPUs can share the reading: each holds an
+# eighth of every weight, and reads its 17.5 GB in 5.2 ms.
 #
-# A GPU together with its program is called a *rank*; ranks are numbered from 0. A rank's part of a weight is a *shard*.
-# Cutting every weight into shards is called *tensor parallelism*, and 20.2 shows how to cut. It has a price: behind
-# attention and behind the MLP each rank has only a *partial sum* of every number. The next operation needs the sum over
-# all ranks, on every rank. An operation that gives it to all is an *all-reduce*. So a layer has two of them, and each
-# adds batch · width numbers.
+# A GPU with its program is called a *rank*; ranks are numbered from 0. In *tensor parallelism* every weight is cut into
+# one *shard* for each rank; 20.2 shows how. This has a price: after attention and after the MLP each rank has only a
+# *partial sum* of every number. An *all-reduce* gives every rank the sum over all ranks. A layer has two, and each adds
+# up batch · width numbers, `width` for each sequence.
 #
-# The numbers travel over *links* between the GPUs. On an H100 a GPU receives up to 450 GB/s over its links. Here are
-# two ways to add up S bytes:
+# An H100 receives up to 450 GB/s over its links. Here are two ways to add up S bytes:
 #
 # - **One-shot.** Each rank reads the numbers of all other ranks and adds them up itself. With 4 ranks it receives 3 S.
-# - **Two-shot.** Each rank adds up one share. With 4 ranks, rank 0 reads the first quarter of the numbers of the other
-#   3, and adds it up. Then it reads the other three quarters, each from the rank that has added it up. It receives ¾ S
-#   in each of two phases, 1.5 S in all. The second phase must wait for the first.
+# - **Two-shot.** Each rank adds up one share of the numbers. With 4 ranks, rank 0 adds up the first quarter, which it
+#   reads from the other 3. In a second phase it reads each other quarter from the rank that has added it up. It
+#   receives ¾ S in each phase, 1.5 S in all.
 #
 # With 8 ranks these are 7 S and 1.75 S. Is two-shot four times as fast, then? For one sequence and a width of 8,192, S
-# is 16 KiB. One-shot receives 114,688 bytes, and at 450 GB/s they take 0.25 µs. On eight H100s a one-shot kernel took
-# 13.3 µs for 8k numbers of this size ([helion#245](https://github.com/pytorch/helion/pull/245)). Nearly all of it is
-# *latency*, which does not depend on the bytes: the kernel starts, and the ranks wait for each other. So count one
-# latency for one-shot and two for two-shot, and add the bytes. A 70B model has 80 layers, so its 160 all-reduces of
-# 13 µs take 2.1 ms beside the 5.2 ms of reading.
+# is 16 KiB. One-shot receives 114,688 bytes, which take 0.25 µs. But on eight H100s a one-shot kernel in Triton took
+# 13.3 µs for 8k such numbers ([helion#245](https://github.com/pytorch/helion/pull/245)). Nearly all of this is
+# *latency*, time that does not depend on the bytes: the kernel starts, and the ranks wait for each other. So count one
+# latency for one-shot and two for two-shot, and add the time of the bytes. A 70B model has 80 layers, so its 160
+# all-reduces of 13 µs add 2.1 ms to the 5.2 ms.
 #
-# **The cache** is shared out by whole KV heads. With 8 KV heads on 4 ranks each rank holds 2, a quarter of the cache.
-# With 2 KV heads on 8 ranks, four ranks need the same head, and each keeps a copy: each reads half of the cache. One
-# project divided by 32 devices where Llama 3 has 8 KV heads
-# ([tenstorrent/vllm#50](https://github.com/tenstorrent/vllm/pull/50)). Another one, on TPUs, cut heads into pieces and
-# put them together over the links. With copies its step took 1.58 ms instead of 3.1 ms
-# ([tpu-inference#2661](https://github.com/vllm-project/tpu-inference/pull/2661)).
+# **The cache** is shared out too. Keys and values are stored in *KV heads*, and each rank holds whole ones. With 8 KV
+# heads on 4 ranks it holds 2, a quarter of the cache. With 2 KV heads on 8 ranks, four ranks need the same head, and
+# each keeps a copy: half of the cache. One project divided by its 32 devices instead, although Llama 3 has 8 KV heads
+# ([tenstorrent/vllm#50](https://github.com/tenstorrent/vllm/pull/50)).
 #
 # **Predict** how many times as fast a model with 8 billion parameters becomes on 8 GPUs: 16 GB of weights, 32 layers, a
 # width of 4,096, one sequence, a latency of 13 µs.
@@ -136,43 +132,44 @@ one, eight = (best_step_seconds(ranks, 32, 1, 4096, 16e9, 0, 8, **H100) for rank
 measured("20 8B model, 8 GPUs instead of 1", one / eight, "times")
 
 # %% [markdown]
-# Eight GPUs make the 8B model only 3.3 times as fast, because its 64 all-reduces take longer than its reading. The 70B
-# model becomes 5.7 times as fast. These times are computed, not measured. For one sequence nearly all of an all-reduce
-# is latency, so one-shot is the faster method. With 256 sequences on eight GPUs the bytes count, and two-shot wins.
+# Eight GPUs make the 8B model only 3.3 times as fast, because its 64 all-reduces take longer than its reading. They
+# make the 70B model 5.7 times as fast. These times are computed, not measured. For one sequence nearly all of an
+# all-reduce is latency, so one-shot is faster. With 256 sequences on eight GPUs the bytes count, and two-shot is
+# faster.
 
 # %% [markdown]
 # ## An MLP on several ranks
 #
-# How do you cut a layer so that its ranks have to meet only once? Take the MLP of exercise 18.4. Its first weight has
-# 2 · hidden rows, first those of the *gate* and then those of *up*. They make hidden numbers $silu(gate) \cdot up$, and
-# a second weight, *down*, makes `width` numbers of these.
+# How do you cut an MLP so that its ranks need only one all-reduce? A *gated MLP* has two weights. The first has
+# `2 · hidden` rows: first those of the *gate*, then those of *up*. Together they make the *hidden numbers*
+# $silu(gate) \cdot up$, where $silu(g) = g / (1 + e^{-g})$. The second weight, *down*, makes `width` numbers of these.
 #
 # **Cut the first weight by rows.** Each row makes one gate or one up, so a rank with some of the rows has whole gates
-# and ups. silu needs nothing but its own gate. If you cut the weight by columns, each rank has a part of every gate.
-# Then you need an all-reduce before silu, because silu of a sum is not the sum of silus.
+# and ups. If you cut by columns, each rank has a partial sum of every gate. Then you need an all-reduce before silu,
+# because silu of a sum is not the sum of silus.
 #
-# **Cut down by columns.** Each output is a sum over all hidden numbers. A rank has some of them and adds up its terms:
-# a partial sum. One all-reduce completes it.
+# **Cut down by columns.** Each output is a sum over all hidden numbers. A rank adds up the terms of its own hidden
+# numbers, and one all-reduce completes this partial sum.
 #
 # Take one output, hidden size 4 and 2 ranks. The gates are 1, -1, 2 and 0, every up is 1, and so is every number of
-# down. The hidden numbers are 0.731, -0.269, 1.762 and 0. Rank 0 has the first two, and its partial sum is 0.462. Rank
-# 1 has 1.762. Together they make 2.224.
+# down. The hidden numbers are 0.731, -0.269, 1.762 and 0. Rank 0 has the first two, so its partial sum is 0.462. Rank
+# 1's is 1.762, and together they make 2.224.
 #
 # Two faults are common:
 #
-# - **The bias of down counts once.** Say that it is 0.5, so the result is 2.724. If each rank adds it to its partial
-#   sum, the all-reduce makes 3.224 of it. A serving engine had this fault
+# - **The bias of down is added on every rank.** Say that it is 0.5, so the result should be 2.724. If both ranks add it
+#   to their partial sums, the all-reduce gives 3.224. A serving engine had this fault
 #   ([text-generation-inference#1036](https://github.com/huggingface/text-generation-inference/issues/1036)). Rank 0
-#   alone may add the bias before the sum, or all ranks after it.
-# - **Gate and up are cut apart.** With hidden size 4, rank 0 needs the rows 0 and 1, two gates, and 4 and 5, two ups.
-#   Cut in two blocks, the weight gives rank 0 the rows 0 to 3: all gates, and no up. The shapes are the same, so there
-#   is no error, only a wrong result ([Automodel#1324](https://github.com/NVIDIA-NeMo/Automodel/pull/1324)).
+#   alone may add the bias before the all-reduce, or all ranks after it.
+# - **Gate and up are cut as one block.** With hidden size 4, rank 0 needs rows 0 and 1, two gates, and rows 4 and 5,
+#   two ups. If you cut the weight into two blocks, rank 0 gets rows 0 to 3: all gates, and no up. All shapes are right,
+#   so there is no error, only a wrong result ([Automodel#1324](https://github.com/NVIDIA-NeMo/Automodel/pull/1324)).
 #
-# **How a rank's program is written.** You need no second GPU: `play_ranks` plays the programs of all ranks in one
-# process. A program is a generator. It stops at every `yield`, which names a *step*, and goes on with the step's value.
-# Meanwhile the other ranks go on, in an order that can be chosen. What is wrong in one order alone is found in that
-# order. `play_ranks` also counts the bytes that each rank receives, those of an all_reduce as in one-shot. The next
-# cell adds up a number of each of two ranks.
+# **How to write a rank's program.** You write a Python generator, and `play_ranks` plays the programs of all ranks in
+# one process. Each `yield` hands over one *step*, here an all-reduce, and gives back its value. Meanwhile the other
+# ranks go on, in an order that you can choose. So a fault that shows in only one order is found in that order every
+# time. `play_ranks` also counts the bytes that each rank receives, for an all-reduce those of one-shot. The next cell
+# adds up one number of each of two ranks.
 
 # %%
 from course_lib.hardware.simulated_ranks import play_ranks
@@ -187,7 +184,7 @@ played = play_ranks(add_up, [(torch.tensor([1.0]),), (torch.tensor([10.0]),)])  
 print(played["ending"], played["results"], "bytes received:", played["received"])
 
 # %% [markdown]
-# Both ranks have 11, and each has received the 4 bytes of the other's float32.
+# Both ranks have 11, and each has received the 4 bytes of one number.
 #
 # **Predict** how many bytes a rank receives in the MLP with 4 ranks, 3 tokens, a width of 64 and a hidden size of 256.
 
@@ -255,50 +252,48 @@ print("numbers on a rank:", sum(one.numel() for one in parts[0] if torch.is_tens
 measured("20 bytes received by a rank in one MLP", played["received"][0], "bytes")
 
 # %% [markdown]
-# It receives 2,304 bytes: 3 ranks send 3 · 64 numbers of 4 bytes each. The hidden size makes no difference, because the
-# hidden numbers never travel. Attention is cut in the same way: each rank has some of the heads, and the output
-# projection is cut by columns like down. That is the other all-reduce of a layer.
+# It receives 2,304 bytes: 3 other ranks give 3 · 64 numbers of 4 bytes each. The hidden size makes no difference,
+# because the hidden numbers never travel. Attention is cut in the same way: each rank has some of the heads, and the
+# output projection is cut by columns like down. That makes a layer's other all-reduce.
 
 # %% [markdown]
 # ## The all-reduce by hand
 #
-# A kernel can read the memory of another GPU over the links, with ordinary loads. So it can add up by itself. But it
-# must read neither too early nor too late.
+# Now you write the all-reduce yourself. A kernel can read another GPU's memory over the links with ordinary loads, but
+# neither too early nor too late.
 #
-# Each rank has a *part*: room for n numbers that all ranks read and only their owner writes. In **one-shot** a rank
-# writes its numbers to its part, reads all parts, and adds them up. When may it read? Rank 1 may be slower than rank 0.
-# Then rank 0 finds what was in rank 1's part before. A *barrier* between writing and reading helps: it holds each rank
-# until all ranks have come to it. On a GPU it is made of *signals*, small counters in the memory of the other ranks.
+# Each rank has a *buffer*: room for n numbers that all ranks can read and only their owner can write. In **one-shot** a
+# rank writes its numbers to its buffer, reads all buffers, and adds them up. If rank 1 is slower than rank 0, rank 0
+# finds old numbers in rank 1's buffer. A *barrier* between writing and reading prevents that: it holds each rank until
+# all have come to it. It is made of *signals*, small counters in the memory of the other ranks.
 #
-# Is one barrier enough? The next all-reduce uses the same parts. Say rank 0 has read everything and rank 1 has not.
-# Rank 0 returns, and writes the numbers of the next call to its part. Now rank 1 reads those. So a second barrier is
-# needed behind the reads. In one library a one-shot kernel lacked it. The sums became garbage now and then, and servers
-# crashed ([aiter#3514](https://github.com/ROCm/aiter/pull/3514)).
+# Is one barrier enough? The next all-reduce uses the same buffers. Suppose that rank 0 has read everything, returns,
+# and writes the numbers of the next call. Rank 1 is slower and reads those. So a second barrier is needed after the
+# reads. A one-shot kernel of one library lacked it. Now and then its sums were garbage, and servers crashed
+# ([aiter#3514](https://github.com/ROCm/aiter/pull/3514)).
 #
 # **Two-shot** with two ranks, which hold [1, 2, 3, 4] and [10, 20, 30, 40]:
 #
-# | | part of rank 0 | part of rank 1 |
+# | | buffer of rank 0 | buffer of rank 1 |
 # |---|---|---|
 # | both have written | 1, 2, 3, 4 | 10, 20, 30, 40 |
-# | each has added up its share and written the sums | **11, 22**, 3, 4 | 10, 20, **33, 44** |
+# | each has written the sums of its share | **11, 22**, 3, 4 | 10, 20, **33, 44** |
 #
-# Rank 0's share is the first half. It reads only this half of rank 1's part. In this phase nobody else reads the first
-# half of rank 0's part, so rank 0 may put its sums there at once. After another barrier each rank reads every share
-# from the rank that has added it up. A kernel that took a wrong place in this last phase gave the right sums on GPU 0
-# alone ([FasterTransformer#672](https://github.com/NVIDIA/FasterTransformer/pull/672)).
+# Rank 0's share is the first half, so it reads only this half of rank 1's buffer. No other rank reads this half of rank
+# 0's buffer in this phase, so rank 0 may write its sums there at once. After another barrier each rank reads every
+# share from the rank that has added it up. A kernel that took a wrong place in this second phase gave the right sums on
+# GPU 0 alone ([FasterTransformer#672](https://github.com/NVIDIA/FasterTransformer/pull/672)).
 #
-# If ranks do not divide n, let share r go from `r * n // ranks` up to `(r + 1) * n // ranks`. For 7 numbers and 3 ranks
-# the shares have 2, 2 and 3 numbers.
+# If n is not a multiple of `ranks`, let share r go from `r * n // ranks` up to `(r + 1) * n // ranks`. For 7 numbers
+# and 3 ranks the shares have 2, 2 and 3 numbers.
 #
-# **The same bits on all ranks.** Three ranks hold 1, 10⁸ and -10⁸. In float32 (1 + 10⁸) - 10⁸ is 0, because 1 + 10⁸
-# is rounded to 10⁸. But (10⁸ - 10⁸) + 1 is 1. If each rank begins with its own number, rank 0 gets 0 and rank 1 gets
-# 1. Then they may choose different tokens, and go separate ways. PyTorch's one-shot kernel added in such an order,
-# until it was changed because ranks that differ can wait for each other for ever
-# ([pytorch#129501](https://github.com/pytorch/pytorch/pull/129501)).
+# **The same bits on all ranks.** Three ranks hold 1, 10⁸ and -10⁸. In float32 (1 + 10⁸) - 10⁸ is 0, because 1 + 10⁸ is
+# rounded to 10⁸. But (10⁸ - 10⁸) + 1 is 1. If each rank begins with its own number, rank 0 gets 0 and rank 1 gets 1.
+# Then the two may choose different tokens, and wait for each other for ever. PyTorch's one-shot kernel added in such an
+# order until it was changed for this reason ([pytorch#129501](https://github.com/pytorch/pytorch/pull/129501)).
 #
-# You write programs for a model of several ranks. A program is a generator: it yields a step, and gets the step's value
-# back. The model decides which rank goes on next. **Predict**: four ranks call your `one_shot` twice, without the
-# barrier behind the reads. In how many of 100 random orders is some sum wrong?
+# **Predict**: four ranks call your `one_shot` twice, without the barrier after the reads. In how many of 100 random
+# orders is some sum wrong?
 
 # %%
 predict("20 wrong orders of 100 without the last barrier", ..., "orders")
@@ -366,15 +361,15 @@ def two_shot(rank: int, ranks: int, x: torch.Tensor):
 best_one_shot, best_two_shot = check("20.3", one_shot, two_shot).best
 
 # %% [markdown]
-# The next cell takes away one barrier of your one_shot: none, the first, or the second. Four ranks call it once, or
-# twice in a row, each time in the same 100 random orders.
+# The next cell plays your `one_shot` with both barriers, without the first, and without the second. Four ranks call it
+# once or twice, in the same 100 random orders.
 
 # %%
 from course_lib.hardware.simulated_ranks import play_ranks
 
 
 def without(number, steps):
-    """The steps of a program but for its barrier of this number, from 1 on."""
+    """The steps of a program without one of its barriers: the first has number 1."""
     value, barriers = None, 0
     while True:
         try:
@@ -404,56 +399,57 @@ for number, words in enumerate(("with both barriers", "without the first", "with
 measured("20 wrong orders of 100 without the last barrier", wrong_orders(2, 2), "orders")
 
 # %% [markdown]
-# Without the second barrier about 90 of 100 orders are wrong, but only if there are two calls. A test that calls the
-# function once finds nothing. On a real machine the ranks run at nearly the same pace, so such an error comes seldom
-# and is hard to find. The check therefore does more than play orders. It follows the barriers and signals, and tells
-# whether a read and a write of the same numbers could change places.
+# Without the second barrier about 90 of 100 orders are wrong, but only in two calls: a test with one call finds
+# nothing. On a real machine the ranks run at nearly the same pace, so such a fault shows seldom. The check therefore
+# also follows the barriers and signals, and tells you whether a read and a write of the same numbers could change
+# places.
 
 # %% [markdown]
 # ## Ring attention · deeper
 #
-# A long sequence may not fit on one GPU. With 8 key heads of 128 numbers, the keys and values of a token take 4,096
-# bytes in bfloat16, in each layer. For a million tokens (2²⁰) and 32 layers that is 137 GB, and an H100 has 80. So each
-# rank keeps the queries, keys and values of some of the tokens. But a query has to meet the keys of all.
+# A long sequence may not fit on one GPU. With 8 KV heads of 128 numbers, the keys and values of a token take
+# 4,096 bytes in bfloat16, in each layer. For a million tokens (2²⁰) and 32 layers that is 137 GB, and an H100 has 80.
+# So each rank keeps some of the tokens, with their queries, keys and values.
 #
-# In *ring attention* the queries stay, and keys and values travel. In each step every rank sends the ones that it holds
-# to the next rank, and receives the next ones from the rank before. After `ranks - 1` exchanges all queries have met
-# all keys.
+# In *ring attention* the queries stay, and keys and values travel. In each exchange every rank sends those that it
+# holds to the next rank, and receives others from the rank before. After `ranks - 1` exchanges all queries have met all
+# keys.
 #
-# **Merging.** Each meeting gives an output over these keys, and *lse*, the log of the sum of their exponentials. A part
-# weighs as much as its sum. Suppose that a query's first part has output 1 and sum 1, so its lse is 0. The second has
-# output 5 and sum 3, so its lse is $\ln 3 = 1.10$. Together the sum is 4, the lse is $\ln 4 = 1.39$, and the output is
-# $1/4 \cdot 1 + 3/4 \cdot 5 = 4$. Each weight is $e^{\text{lse of the part} - \text{lse of all}}$.
+# **Merging.** Each meeting gives a query an output over these keys, and *lse*, the logarithm of the sum of their
+# exponentials. The outputs are averaged with these sums as weights. Say a query's first part has output 1 and sum 1, so
+# its lse is 0. The second part has output 5 and sum 3, so its lse is $\ln 3 = 1.10$. Together the sum is 4, the lse is
+# $\ln 4 = 1.39$, and the output is $1/4 \cdot 1 + 3/4 \cdot 5 = 4$. Each weight is
+# $e^{\text{lse of the part} - \text{lse of all}}$.
 #
-# A merge takes exponentials only of differences that are not positive, since $e^{89}$ is infinite in float32. In one
-# program, `lse + log(1 + exp(block_lse - lse))` overflowed, until `logsigmoid` replaced it
-# ([EasyContext#14](https://github.com/jzhang38/EasyContext/issues/14)). `torch.logaddexp` is safe too.
+# Take exponentials only of numbers up to 0, since $e^{89}$ is infinite in float32. In one program,
+# `lse + log(1 + exp(block_lse - lse))` overflowed
+# ([EasyContext#14](https://github.com/jzhang38/EasyContext/issues/14)). `torch.logaddexp` is safe.
 #
-# **Causality.** Now a query sees only its own position and those before it. Cut the sequence into 4 chunks, one for
-# each rank. The queries of rank 0 see half of their own chunk. Those of rank 3 see three whole chunks and half of their
-# own: 3.5 pairs of chunks. The average is 2, so the GPUs work 57 % of the time.
+# **Causality.** Now a query sees only its own position and those before it. Cut the sequence into 4 *chunks*, one for
+# each rank. The queries of rank 0 see half of their own chunk. Those of rank 3 see three chunks and half of their own:
+# 3.5 pairs of chunks. The average is 2, so on average a rank works 2 / 3.5 = 57 % of the time.
 #
-# The *zig-zag* order cures this. Cut the sequence into 8 chunks, and give each rank an early one and a late one: rank 0
-# holds chunks 0 and 7, rank 1 holds 1 and 6, rank 2 holds 2 and 5, and rank 3 holds 3 and 4.
+# The *zig-zag* order balances the work. Cut the sequence into 8 chunks, and give each rank an early one and a late one:
+# rank 0 holds chunks 0 and 7, rank 1 holds 1 and 6, rank 2 holds 2 and 5, rank 3 holds 3 and 4.
 #
-# Rank 1 receives the keys of rank 0. Chunk 0 lies before both of its chunks, so all its queries see it. Chunk 7 lies
-# behind both, so none does. When the keys of rank 2 arrive, the late queries (chunk 6) see chunks 2 and 5, and the
-# early ones (chunk 1) see neither. Either way two of four pairs of chunks are computed, whole and without a mask. Only
-# a rank's own keys need a mask: the usual one, since its tokens ascend.
+# Say rank 1 receives the keys of rank 0. All its queries see chunk 0, which lies before both of its chunks, and none
+# sees chunk 7. When the keys of rank 2 arrive, the late queries (chunk 6) see chunks 2 and 5, and the early ones (chunk
+# 1) see neither. Either way two of four pairs of chunks are computed, without a mask. Only a rank's own keys need a
+# mask, the usual one, since its tokens ascend.
 #
-# In PithTrain, zig-zag together with overlapped exchanges and a compiled merge cut the time of a layer from 13.87 to
+# In PithTrain, zig-zag, overlapped exchanges and a compiled merge together cut the time of a layer from 13.87 to
 # 8.30 ms (4 ranks, 32k tokens; the card is not named). Early ranks had waited 83 % of the time
 # ([pith-train#39](https://github.com/mlc-ai/pith-train/pull/39)).
 #
-# The next cell counts pairs for 8 ranks. **Predict** how much of the time the ranks work on average with one chunk
-# each, in percent.
+# The next cell counts pairs of a query and a key. **Predict** in percent how much of the time 8 ranks work on average
+# with one chunk each.
 
 # %%
 predict("20 working time of 8 ranks, one causal chunk each", ..., "%")
 
 # %%
 def working_time(positions_of_ranks):
-    """The average number of pairs of a query and a key that a rank computes, in percent of the largest."""
+    """How many pairs of a query and a key a rank computes on average, in percent of the rank with the most."""
     pairs = [sum(position + 1 for position in positions) for positions in positions_of_ranks]
     return 100 * sum(pairs) / len(pairs) / max(pairs)
 
@@ -550,33 +546,34 @@ print("working time:", f"{working_time([place.tolist() for place in places]):.1f
 # ## The ring backwards · deeper
 #
 # Training needs the gradients dq, dk and dv of queries, keys and values. The forward pass left each rank its outputs
-# and its *lse*, both over all keys. With them, and with the gradient of its outputs, a rank can compute what a piece of
-# keys contributes. The weights of these keys are $P = e^{S - \text{lse}}$, already those of the whole row. So nothing
-# has to be merged with weights: all contributions are added.
+# and its lse, both over all keys. With these and the gradient of its outputs, a rank computes what any keys contribute.
+# The weights of these keys are $P = e^{S - \text{lse}}$, where $S$ are the scores. They are already the weights in the
+# whole row, so nothing is merged: all contributions are added. This ring has no mask, so each rank may hold one chunk
+# of the sequence.
 #
-# The gradient of a query is a sum over keys. The queries stay, so dq stays and adds up. The gradients of keys and
-# values are sums over queries, and those are spread over all ranks. So dk and dv travel with the keys and values that
-# they belong to, and every rank adds its part.
+# The gradient of a query is a sum over keys. The queries stay, so dq stays too. The gradients of keys and values are
+# sums over queries, and those are spread over all ranks. So dk and dv travel with their keys and values, and every rank
+# adds its part.
 #
 # Follow the keys of rank 0 through a ring of three. Rank 0 computes its own part of their dk, say 1. Keys and dk go to
 # rank 1, whose queries add 10, and then to rank 2, whose queries add 100. After these two exchanges the sum 111 is
-# complete, but it is on rank 2. A third exchange brings it home. The keys need not make this last way.
+# complete, but it is on rank 2. A third exchange brings it home. The keys need not make this last trip.
 #
-# Each rank sends all the time. While the keys of rank 0 are on rank 2, rank 0 itself holds those of rank 1.
+# All ranks do this at the same time. While the keys of rank 0 are on rank 2, rank 0 itself holds those of rank 1.
 #
-# **Two faults that happened.** In diffusers, the ring passed keys and values on, but the function that computed the
-# gradients read the ones that had been saved in the forward pass: the rank's own, in every step. The gradients were
-# wrong, and nothing failed, since all shapes were right
+# **Two faults that happened.** In diffusers, the ring passed keys and values on. But the function that computed the
+# gradients read those that had been saved in the forward pass: the rank's own, every time. The gradients were wrong,
+# and nothing failed, since all shapes were right
 # ([diffusers#14265](https://github.com/huggingface/diffusers/issues/14265)). A check with one rank does not find it.
 #
 # Users of another implementation saw errors in the gradients that grew with the number of ranks. They suspect the
-# partial results, which the kernel hands out in 16 bits: they are added in 32, but each was rounded before
-# ([ring-flash-attention#42](https://github.com/zhuzilin/ring-flash-attention/issues/42)). Your function for a pair of
-# pieces returns float32. Sums stay in float32, and travel so.
+# partial results. The kernel rounds each of them to 16 bits, before they are added in 32
+# ([ring-flash-attention#42](https://github.com/zhuzilin/ring-flash-attention/issues/42)). In the exercise
+# `attend_backward` returns float32. The sums stay in float32, and travel in float32.
 #
-# That costs bytes. Let a rank's keys have $n$ numbers, and its values too. On their way forward, they bring each of 4
-# ranks $3 \cdot 2n$ numbers of 2 bytes. **Predict** how many times as many bytes a rank receives backwards, with
-# bfloat16 for keys and values and float32 for their gradients.
+# That costs bytes. Let a rank's keys have $n$ numbers, and its values too. With 4 ranks, a rank receives $3 \cdot 2n$
+# numbers of 2 bytes in the forward pass. **Predict** how many times as many bytes it receives backwards, with bfloat16
+# for keys and values and float32 for their gradients.
 
 # %%
 predict("20 bytes of the ring backwards, 4 ranks", ..., "times the forward")
@@ -625,7 +622,7 @@ def ring_backward(
 best_ring_backward = check("20.5", ring_backward).best
 
 # %% [markdown]
-# The next cell counts the bytes of both directions, and compares the gradients with those of autograd.
+# The next cell counts the bytes of both passes, and compares the gradients with those of autograd.
 
 # %%
 def attend_backward(query, key, value, out, lse, grad_out):
@@ -637,7 +634,7 @@ def attend_backward(query, key, value, out, lse, grad_out):
 
 
 def cut(*tensors):
-    """The parts of each rank, in order."""
+    """For each rank its tokens of every tensor, in order."""
     return zip(*(tensor.chunk(ranks, dim=1) for tensor in tensors))
 
 
@@ -658,43 +655,43 @@ times = backwards["received"][0] / forwards
 measured("20 bytes of the ring backwards, 4 ranks", times, "times the forward")
 
 # %% [markdown]
-# Backwards a rank receives 3.7 times as much: the keys and values once more, $12n$ bytes, and four times $2n$ numbers
-# of 4 bytes, $32n$. The gradients differ from those of autograd by about 0.001, because `out` was rounded to bfloat16
-# before it was handed back.
+# Backwards a rank receives 3.7 times as many bytes: the keys and values once more, $12n$ bytes, and four times $2n$
+# numbers of 4 bytes, $32n$. dq and dk differ from those of autograd by about 0.001, because they are computed with
+# `out`, which the forward pass rounded to bfloat16.
 
 # %% [markdown]
 # ## Tokens to experts on other ranks · deeper
 #
 # In a mixture of experts (18.5) a token goes to a few of a layer's many MLPs, its experts. DeepSeek-V3 has 256 in a
-# layer. With *expert parallelism* each rank holds some of them whole: of `count` experts on `ranks` ranks, rank r holds
-# count / ranks, from number r · count / ranks on. Each rank also has its own tokens, so a token's row travels to the
-# rank of its expert, and the result travels back.
+# layer. With *expert parallelism* each rank holds some of them whole: of `count` experts, rank r holds count / ranks,
+# from number r · count / ranks on. Each rank also has its own tokens, so a token's row travels to the rank of its
+# expert, and the result travels back.
 #
-# One step exchanges tensors: `received = yield ("all_to_all", tensors)`. You give one tensor for each rank, and get a
-# list: `received[s]` is what rank s gave for you. Sizes may differ, and a tensor may be empty. What you give yourself
-# does not travel. You need three such steps: for numbers of rows, for rows, and for results.
+# One step exchanges tensors between all ranks: `received = yield ("all_to_all", tensors)`. You give one tensor for each
+# rank, and get a list: `received[s]` is what rank s gave for you. Sizes may differ, and may be 0. What you give
+# yourself does not travel. You need three such steps: for row counts, rows and results.
 #
 # **An example** with 2 ranks and 4 experts. Rank 0 has tokens a, b and c for experts 2, 0 and 3. Rank 1 has d, e and f
 # for experts 1, 2 and 2.
 #
-# 1. Each rank sorts its rows by expert and counts them. Rank 0 has b, a, c and the numbers 1 0 | 1 1 for experts
-#    0, 1 | 2, 3. Rank 1 has d, e, f and 0 1 | 2 0. Each sends the other the two numbers of its experts.
-# 2. The rows travel. Rank 1 receives a, c from rank 0, and has e, f itself. From the numbers 1 1 and 2 0 it knows that
-#    a, e and f are for expert 2, and c is for expert 3. An expert's rows do *not* lie next to each other: they are
+# 1. Each rank sorts its rows by expert and counts them. Rank 0 has b, a, c and the row counts 1 0 | 1 1 for experts
+#    0, 1 | 2, 3. Rank 1 has d, e, f and 0 1 | 2 0. Each sends the other the row counts for the other's experts.
+# 2. The rows travel. Rank 1 receives a, c from rank 0, and has e, f itself. From the row counts 1 1 and 2 0 it knows
+#    that a, e and f are for expert 2, and c is for expert 3. An expert's rows do *not* lie next to each other: they are
 #    sorted only within what came from one rank.
 # 3. Each expert runs once, on all of its rows. The results A, C, E, F go back in the order in which the rows arrived.
-#    Rank 0 gets B from itself and A, C from rank 1. It puts them where the tokens stood: A, B, C.
+#    Rank 0 has B itself, gets A, C from rank 1, and puts them where the tokens stood: A, B, C.
 #
-# **What goes wrong.** Numbers and rows must describe the same order. In xtuner they came from two sources, so experts
-# got rows of others. Training and inference differed by 0.0044, and by 0.0004 after the repair
+# **What goes wrong.** Row counts and rows must describe the same order. In xtuner they came from two sources, so
+# experts got rows of others. Training and inference differed by 0.0044, and after the repair by 0.0004
 # ([xtuner#2053](https://github.com/InternLM/xtuner/pull/2053)). In a test of DeepEP nearly all tokens went to the same
-# experts, and the numbers were wrong: 9,181 rows for an expert that had 6,888
-# ([DeepEP#427](https://github.com/deepseek-ai/DeepEP/issues/427)). And a rank without tokens must not leave early: the
+# experts, and the row counts were wrong: 9,181 rows for an expert that had 6,888
+# ([DeepEP#427](https://github.com/deepseek-ai/DeepEP/issues/427)). A rank without tokens must not leave early: the
 # others wait for it.
 #
-# **Imbalance** costs time even if all is right, since the layer waits for its fullest expert. Take 8 ranks with 64
-# tokens each and 64 experts. A token goes to one expert, chosen by chance, so an expert gets 8 tokens on average.
-# **Predict** how many the fullest gets.
+# **Imbalance** costs time even if all is right, since the layer waits for its fullest expert. Take 8 ranks with
+# 64 tokens each and 64 experts. A token goes to one expert, chosen by chance, so an expert gets 8 tokens on average.
+# **Predict** how many the fullest one gets.
 
 # %%
 predict("20 tokens of the fullest expert, 8 on average", ..., "tokens")
@@ -708,7 +705,8 @@ print(f"ranks:  64 tokens on average, the fullest {of_ranks.amax(1).float().mean
 measured("20 tokens of the fullest expert, 8 on average", loads.amax(1).float().mean().item(), "tokens")
 
 # %% [markdown]
-# The fullest expert gets almost twice the average, and the fullest rank, with 8 experts, a fifth more.
+# The fullest expert gets almost twice the average, by chance alone. The fullest rank, with its 8 experts, gets less
+# than a fifth more.
 
 # %%
 # Exercise 20.6 · Tokens to experts on other ranks
@@ -754,7 +752,7 @@ def dispatch(rank: int, ranks: int, x: torch.Tensor, experts: torch.Tensor, coun
 best_dispatch = check("20.6", dispatch).best
 
 # %% [markdown]
-# The next cell plays it. Each expert multiplies its rows by its number.
+# The next cell plays your program on 4 ranks. Each expert multiplies its rows by its number.
 
 # %%
 from course_lib.hardware.simulated_ranks import play_ranks
@@ -769,22 +767,21 @@ right = all(torch.equal(out[:, 0], experts.float()) for out, (_, experts, *_) in
 print(f"right: {right}; rank 0 received {played['received'][0]:,} bytes, and its own rows have {100 * 32 * 4:,}")
 
 # %% [markdown]
-# Three of four rows are for another rank, and they travel twice: one and a half times the bytes of the own rows.
+# On average three of four rows are for another rank, and they travel twice: about one and a half times the bytes of a
+# rank's own rows.
 
 # %% [markdown]
 # ## Fewer KV heads than ranks · deeper
 #
-# Attention is shared out by heads: each rank has some query heads, and the KV heads that these read. In grouped-query
-# attention (chapter 07) several query heads read the same KV head. Qwen2.5-3B has 16 query heads and 2 KV heads. On 8
-# ranks each rank has 2 query heads. How do 8 ranks share 2 KV heads?
+# Each rank has some query heads, and the KV heads that these read. In grouped-query attention (chapter 07) several
+# query heads read the same KV head. Qwen2.5-3B has 16 query heads and 2 KV heads. How do 8 ranks share 2 KV heads?
 #
 # A KV head could be cut into pieces, a quarter of its numbers for each rank. But a score is a sum of products over all
-# numbers of a head. tpu-inference cut heads into pieces, and had to put them together over the links. A step of
-# Qwen2.5-3B on 8 chips took 3.1 ms. With whole copies it takes 1.58 ms
-# ([tpu-inference#2661](https://github.com/vllm-project/tpu-inference/pull/2661)).
+# numbers of a head, so the ranks would have to exchange something for every score. tpu-inference cut heads into pieces,
+# and put them together again over the links. A step of Qwen2.5-3B on 8 chips took 3.1 ms. With whole copies it takes
+# 1.58 ms ([tpu-inference#2661](https://github.com/vllm-project/tpu-inference/pull/2661)).
 #
-# So a KV head stays whole, and each rank that needs it holds a copy. For example, take 8 query heads and 2 KV heads on
-# 4 ranks. Query heads 0 to 3 read KV head 0, and query heads 4 to 7 read KV head 1:
+# So a KV head stays whole, and each rank that needs it holds a copy. Take 8 query heads and 2 KV heads on 4 ranks:
 #
 # | rank | query heads | KV heads |
 # |---|---|---|
@@ -797,19 +794,20 @@ print(f"right: {right}; rank 0 received {played['received'][0]:,} bytes, and its
 # them. With at least as many KV heads as ranks, nothing is copied.
 #
 # **In training** the gradient of a KV head has a part from each query head that reads it. Rank 0 has the parts of query
-# heads 0 and 1, and rank 1 those of 2 and 3. Say that for one number of the head they are 0.5 and −0.2. Its gradient is
-# 0.3, and *both* ranks need it. Ranks 2 and 3 add nothing, because they hold another head.
+# heads 0 and 1, and rank 1 those of 2 and 3. Say that for one number of the head rank 0 has 0.5, and rank 1 has −0.2.
+# The gradient is 0.3, and *both* ranks need it. Ranks 2 and 3 add nothing, because they hold another head.
 #
 # In training code for StarCoder this sum was missing for keys and values. The gradients of their weights were added up
 # later, so the copies stayed equal. But each rank sent back only its own part to the layer before. With one KV head a
 # small model had a validation loss of 3.74 after 5,000 steps, and 2.64 after the repair
 # ([Megatron-LM#37](https://github.com/bigcode-project/Megatron-LM/pull/37)).
 #
-# One detail is about floating point: $(a+b)+c$ and $a+(b+c)$ may differ in the last bit. If each rank begins with its
-# own part, the copies get different bits, and drift apart step by step. So all ranks add the parts in the same order.
+# The order of a sum matters here as in 20.3: $(a+b)+c$ and $a+(b+c)$ may differ in the last bit. If each rank begins
+# with its own part, the copies get different bits, and drift apart during training. So all ranks add the parts in the
+# same order.
 #
-# In the simulation `parts = yield ("all_to_all", tensors)` exchanges tensors: you give one for each rank, and get the
-# one that each rank has for you. An empty tensor costs no bytes.
+# The step `parts = yield ("all_to_all", tensors)` takes one tensor for each rank, and gives you what each rank gave for
+# you. An empty tensor costs no bytes.
 #
 # **In generation** copies cost memory. With 8 KV heads, each of 8 ranks would hold an eighth of the KV cache.
 # **Predict** what part of its cache a rank holds for Qwen2.5-3B on 8 ranks.
@@ -875,22 +873,25 @@ for ranks, query_heads, kv_heads in ((2, 16, 2), (4, 16, 2), (8, 16, 2), (8, 32,
         measured("20 part of the cache on a rank: 2 KV heads, 8 ranks", part, "%")
 
 # %% [markdown]
-# From 2 ranks on, a rank holds half of the cache of Qwen2.5-3B, however many ranks there are.
+# From 2 ranks on, a rank holds half of the cache of Qwen2.5-3B, however many ranks there are. So 8 ranks together hold
+# four times the cache.
 
 # %% [markdown]
 # ## Finale: one model on 1, 2 and 4 ranks
 #
-# Chapter 05's small model reads 256 bytes of its book, first on one rank, then on 2 and on 4. Its MLPs are cut with
-# your `shard` and run your `mlp` of 20.2. Its attention runs your ring of 20.4, so each rank holds a part of the
-# sequence. If you have not solved an exercise yet, the course's answer stands in. (A real system would use the same
-# ranks for both cuts, and exchange rows between them. Here each part is played by itself, and put together again.)
+# Chapter 05's small model reads 256 bytes of its book on one rank, on 2 and on 4. Its MLPs are cut with your `shard`
+# and run your `mlp` of 20.2. Its attention runs your ring of 20.4, so each rank holds some of the tokens. Run the cells
+# of 20.4 first: if you have not solved it, the course's answer stands in. A real system would use the same ranks for
+# both cuts, and exchange rows between them. Here each MLP and each attention is played by itself, and the ranks'
+# results are put together again.
 #
-# A token's position must be its position in the *whole* text, wherever the token lies. The model rotates queries and
-# keys by their position before attention is called, so this is right here. A training framework must look at it itself:
-# with the zig-zag order, the tokens of a rank do not have the positions 0, 1, 2 and so on.
+# A token's position must be its position in the *whole* text, wherever the token lies. This model rotates queries and
+# keys by their position before it calls attention, when the text is still whole, so the positions are right. A training
+# framework must take care of this itself: in the zig-zag order, the tokens of a rank do not have the positions 0, 1, 2
+# and so on.
 #
-# **Predict** how many bytes a rank receives in all four layers for the MLPs, with 4 ranks, 256 tokens and a width of
-# 96 in float32. Count the all-reduces as one-shot.
+# **Predict** how many bytes a rank receives in all four layers for the MLPs, with 4 ranks, 256 tokens and a width of 96
+# in float32. Count the all-reduces as one-shot.
 
 # %%
 predict("20 bytes of the MLPs, 4 ranks", ..., "bytes")
@@ -903,7 +904,7 @@ bytes_of = {"MLPs": 0, "attention": 0}
 
 
 def attention_on(ranks):
-    """Causal attention for the model, by a ring of so many ranks."""
+    """Causal attention for the model, computed by a ring of so many ranks."""
 
     def attention(query, key, value, *, causal=True):
         group = query.shape[1] // key.shape[1]
@@ -952,39 +953,45 @@ for ranks in (1, 2, 4):
 measured("20 bytes of the MLPs, 4 ranks", bytes_of["MLPs"], "bytes")
 
 # %% [markdown]
-# > **The answer.** By the model of 20.1, a step of a 70B model takes 7.3 ms on eight H100s: 5.2 ms to read an eighth of
-# > the weights, and 2.1 ms for 160 all-reduces, 28 % of the step. Nearly all of these 2.1 ms is latency, and not bytes.
-# > So more GPUs make a step shorter only as long as reading takes longer than meeting.
+# On 1, 2 and 4 ranks the model chooses the same next byte at every place. Its logits differ in the last bits, because
+# sums in another order are rounded differently. With 4 ranks a rank receives three times as many bytes for the MLPs as
+# with 2, because one-shot reads from three ranks instead of one.
+#
+# > **The answer.** By the model of 20.1, a decode step of a 70B model takes 7.3 ms on eight H100s: 5.2 ms to read an
+# > eighth of the weights, and 2.1 ms for 160 all-reduces, 28 % of the step. Nearly all of these 2.1 ms is latency, and
+# > not the time of the bytes. So more GPUs help only while they save more reading time than their all-reduces cost.
 #
 # ## The chapter's ideas at a glance
+#
+# NCCL is NVIDIA's library for exchanges between GPUs.
 #
 # | tensor parallelism | |
 # |---|---|
 # | wins | a model that does not fit on one GPU; 70B on 8 GPUs, one sequence: 5.7 times as fast (computed) |
-# | loses | 8B on 8 GPUs: 3.3 times as fast, because its all-reduces take longer than its reads (computed) |
+# | loses | 8B on 8 GPUs: 3.3 times as fast, because its all-reduces take longer than its reading (computed) |
 # | falls back | fewer KV heads than ranks: each rank keeps a copy of one |
-# | trap | the bias of the second product in every partial sum; gate and up cut in two blocks |
+# | trap | the bias of down in every partial sum; gate and up cut as one block |
 #
 # | the all-reduce | |
 # |---|---|
-# | wins | one-shot for few bytes: one latency. Helion on 8 H100s: 13 to 17 µs up to 64k, NCCL 21 to 24 |
-# | loses | one-shot for many bytes: with 8 ranks each receives 7 times the tensor, two-shot 1.75 times |
+# | wins | one-shot for few bytes: one latency. A Triton kernel on 8 H100s: 13 to 17 µs up to 64k, NCCL 21 to 24 |
+# | loses | one-shot for many bytes: with 8 ranks each receives 7 S, in two-shot 1.75 S |
 # | falls back | NCCL, which chooses by size |
-# | trap | a barrier before the reads and none behind them |
+# | trap | a barrier before the reads and none after them |
 #
 # | ring attention | |
 # |---|---|
 # | wins | a sequence that one GPU cannot hold, or not soon enough |
-# | loses | contiguous chunks under a causal mask: 57 % of the GPUs' time on 4 ranks (computed), zig-zag 100 % |
-# | falls back | one rank: the loop is empty |
-# | trap | positions by the local index; on the way back the first step's keys and values |
+# | loses | one chunk for each rank, causal: 4 ranks work 57 % of the time (computed), zig-zag 100 % |
+# | falls back | one rank: no exchange |
+# | trap | positions counted within the rank; on the way back the rank's own keys and values every time |
 #
 # | experts on ranks | |
 # |---|---|
-# | wins | weights that are read by few tokens are not copied to every GPU |
-# | loses | a load that is not even: all wait for the fullest rank |
+# | wins | weights that few tokens read are not copied to every GPU |
+# | loses | an uneven load: all ranks wait for the fullest one |
 # | falls back | a rank without tokens still takes part in every exchange |
-# | trap | counts of the sending side taken for those of the receiving side |
+# | trap | row counts that were sent taken for those that were received |
 #
 # ## Check yourself
 #
@@ -992,16 +999,19 @@ measured("20 bytes of the MLPs, 4 ranks", bytes_of["MLPs"], "bytes")
 #
 # 1. Two ranks add up 1 MB each. How many bytes does a rank receive in one-shot, and how many in two-shot?
 # 2. A model has 80 layers. How many barriers does a decode step take at least if each all-reduce is one-shot?
-# 3. Four ranks, contiguous chunks, a causal mask. Rank 3 works all the time. How much of the time does rank 0 work?
-# 4. Why does the gradient of a KV head that two ranks share have to be added up over both?
+# 3. Four ranks hold one chunk each, and attention is causal. Rank 3 works all the time. How much of the time does rank
+#    0 work?
+# 4. Two ranks share a KV head. Why does its gradient have to be added up over both?
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 self_check(
-    "1 MB in both. One-shot reads all of one other rank. Two-shot reads half, and then the other half.",
-    f"{80 * 2 * 2}: two all-reduces a layer, and each needs a barrier before its reads and one behind them.",
-    "Of a rank's chunk against an earlier one all pairs are computed, against its own a half. So rank 0 has 0.5 of a "
-    "square and rank 3 has 3.5: a seventh of the time.",
-    "Each rank has the gradient from its own query heads alone. The head's gradient is the sum over all that read it.",
+    "1 MB in both. In one-shot it reads all numbers of the other rank. In two-shot it reads half of them, and then the "
+    "sums of the other half.",
+    f"{80 * 2 * 2}: two all-reduces a layer, and each needs a barrier before its reads and one after them.",
+    "A rank's queries see all of each earlier chunk, and half of their own. So rank 0 has 0.5 pairs of chunks and rank "
+    "3 has 3.5. Rank 0 works a seventh of the time.",
+    "Each rank has only the part from its own query heads. The gradient of the head is the sum over all query heads "
+    "that read it.",
 )
 
 # %% [markdown]
@@ -1009,24 +1019,24 @@ self_check(
 #
 # All sources were read in November 2026.
 #
-# - **vLLM and SGLang** cut attention by heads and MLPs by columns and rows, as 20.2 does. For small tensors they have
-#   all-reduces of their own and use NCCL for large ones. In one report on 4 GPUs, 0.5 MB took 10 µs in one shot, 17 in
-#   two shots, and 21 with NCCL ([vllm#24532](https://github.com/vllm-project/vllm/pull/24532), the card is not named).
+# - **vLLM and SGLang** cut attention and MLPs as 20.2 does. For small tensors they have all-reduces of their own, and
+#   for large ones they use NCCL. In one report on 4 GPUs, 0.5 MB took 10 µs in one-shot, 17 in two-shot, and 21 with
+#   NCCL ([vllm#24532](https://github.com/vllm-project/vllm/pull/24532), the card is not named).
 # - **PyTorch** has *symmetric memory*: buffers that all GPUs of a host can read, with signals and barriers, as in 20.3.
-# - **Overlap** of a product with its exchange pays for many rows. In one report, cutting a product of 2,048 × 3,584 ×
-#   8,192 into pieces made it slower at first, 354 µs instead of 301; with a better order it took 295
+# - **Overlap** of a matrix product with its exchange pays for many rows. In one report, cutting a product of 2,048 ×
+#   3,584 × 8,192 into pieces made it slower at first, 354 µs instead of 301. With a better order it took 295
 #   ([pytorch#143160](https://github.com/pytorch/pytorch/pull/143160), the card is not named).
-# - **DeepEP** exchanges tokens of experts within a host and between hosts.
+# - **DeepEP** exchanges the tokens of experts within a host and between hosts.
 #
 # ## Papers
 #
-# - Shoeybi et al.: *Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism*, [arXiv
-#   1909.08053](https://arxiv.org/abs/1909.08053).
-# - Liu, Zaharia, Abbeel: *Ring Attention with Blockwise Transformers for Near-Infinite Context*, [arXiv
-#   2310.01889](https://arxiv.org/abs/2310.01889).
+# - Shoeybi et al.: *Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism*,
+#   [arXiv 1909.08053](https://arxiv.org/abs/1909.08053).
+# - Liu, Zaharia, Abbeel: *Ring Attention with Blockwise Transformers for Near-Infinite Context*,
+#   [arXiv 2310.01889](https://arxiv.org/abs/2310.01889).
 # - Jacobs et al.: *DeepSpeed Ulysses*, [arXiv 2309.14509](https://arxiv.org/abs/2309.14509).
-# - Lepikhin et al.: *GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding*, [arXiv
-#   2006.16668](https://arxiv.org/abs/2006.16668).
+# - Lepikhin et al.: *GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding*,
+#   [arXiv 2006.16668](https://arxiv.org/abs/2006.16668).
 
 # %%
 progress()
