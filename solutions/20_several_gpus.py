@@ -133,16 +133,23 @@ measured("20 8B model, 8 GPUs instead of 1", one / eight, "times")
 
 # %% [markdown]
 # Eight GPUs make the 8B model only 3.3 times as fast, because its 64 all-reduces take longer than its reading. They
-# make the 70B model 5.7 times as fast. These times are computed, not measured. For one sequence nearly all of an
-# all-reduce is latency, so one-shot is faster. With 256 sequences on eight GPUs the bytes count, and two-shot is
-# faster.
+# make the 70B model 5.7 times as fast. ("Measured" stands above what a cell computes: nobody timed a GPU here.) For one
+# sequence nearly all of an all-reduce is latency, so one-shot is faster. With 256 sequences on eight GPUs the bytes
+# count, and two-shot is faster. The table leaves the cache out. For the 70B model with 256 sequences of 1,000 tokens it
+# has 84 GB, and on eight GPUs it adds 3.1 ms.
+#
+# How good is such a model? For 0.5 MB on 4 GPUs it gives 16.5 µs in one-shot and 27.7 in two-shot. One report has 10
+# and 17 ([vllm#24532](https://github.com/vllm-project/vllm/pull/24532), the card is not named). For a million 16-bit
+# numbers on eight H100s it gives 45.6 µs in one-shot, where helion#245 measured 63.5. So trust it to a factor of 1.7:
+# enough to see that the 8B model is past the point where more GPUs help, and not enough to choose between two kernels.
 
 # %% [markdown]
 # ## An MLP on several ranks
 #
-# How do you cut an MLP so that its ranks need only one all-reduce? A *gated MLP* has two weights. The first has
-# `2 · hidden` rows: first those of the *gate*, then those of *up*. Together they make the *hidden numbers*
-# $silu(gate) \cdot up$, where $silu(g) = g / (1 + e^{-g})$. The second weight, *down*, makes `width` numbers of these.
+# How do you cut an MLP so that its ranks need only one all-reduce? A *gated MLP* has two weights. The first has `2 ·
+# hidden` rows: first those of the *gate*, then those of *up*. Together they make the *hidden numbers*
+# $\mathrm{silu}(\mathrm{gate})\cdot\mathrm{up}$, where $\mathrm{silu}(g)=g/(1+e^{-g})$. The second weight, *down*,
+# makes `width` numbers of these.
 #
 # **Cut the first weight by rows.** Each row makes one gate or one up, so a rank with some of the rows has whole gates
 # and ups. If you cut by columns, each rank has a partial sum of every gate. Then you need an all-reduce before silu,
@@ -168,8 +175,10 @@ measured("20 8B model, 8 GPUs instead of 1", one / eight, "times")
 # **How to write a rank's program.** You write a Python generator, and `play_ranks` plays the programs of all ranks in
 # one process. Each `yield` hands over one *step*, here an all-reduce, and gives back its value. Meanwhile the other
 # ranks go on, in an order that you can choose. So a fault that shows in only one order is found in that order every
-# time. `play_ranks` also counts the bytes that each rank receives, for an all-reduce those of one-shot. The next cell
-# adds up one number of each of two ranks.
+# time. `play_ranks` also counts the bytes that each rank receives, for an all-reduce those of one-shot. It takes the
+# program, a list with the arguments of each rank, and then, if you like, the order: "ascending", "descending" or the
+# seed of a random one. With `buffered=False` a send waits until it is received. The next cell adds up one number of
+# each of two ranks.
 
 # %%
 from course_lib.hardware.simulated_ranks import play_ranks
@@ -292,8 +301,8 @@ measured("20 bytes received by a rank in one MLP", played["received"][0], "bytes
 # Then the two may choose different tokens, and wait for each other for ever. PyTorch's one-shot kernel added in such an
 # order until it was changed for this reason ([pytorch#129501](https://github.com/pytorch/pytorch/pull/129501)).
 #
-# **Predict**: four ranks call your `one_shot` twice, without the barrier after the reads. In how many of 100 random
-# orders is some sum wrong?
+# **Predict**: four ranks call a one-shot all-reduce twice, without the barrier after the reads. In how many of 100
+# random orders is some sum wrong?
 
 # %%
 predict("20 wrong orders of 100 without the last barrier", ..., "orders")
@@ -361,35 +370,33 @@ def two_shot(rank: int, ranks: int, x: torch.Tensor):
 best_one_shot, best_two_shot = check("20.3", one_shot, two_shot).best
 
 # %% [markdown]
-# The next cell plays your `one_shot` with both barriers, without the first, and without the second. Four ranks call it
-# once or twice, in the same 100 random orders.
+# The next cell plays a one-shot all-reduce with both barriers, without the first, and without the second. Four ranks
+# call it once or twice, in the same 100 random orders.
 
 # %%
 from course_lib.hardware.simulated_ranks import play_ranks
 
 
-def without(number, steps):
-    """The steps of a program without one of its barriers: the first has number 1."""
-    value, barriers = None, 0
-    while True:
-        try:
-            step = steps.send(value)
-        except StopIteration as end:
-            return end.value
-        barriers += step[0] == "barrier"
-        value = None if step[0] == "barrier" and barriers == number else (yield step)
-
-
-def several_calls(rank, ranks, x, calls, number):
+def several_calls(rank, ranks, x, calls, missing):
+    """One-shot all-reduces one after the other, without barrier number `missing` (0: with both)."""
     for _ in range(calls):
-        x = yield from without(number, best_one_shot(rank, ranks, x))
+        yield ("write", x, 0)
+        if missing != 1:
+            yield ("barrier",)
+        total = torch.zeros_like(x)
+        for other in range(ranks):
+            total += yield ("read", other, 0, len(x))
+        if missing != 2:
+            yield ("barrier",)
+        x = total
     return x
 
 
-def wrong_orders(calls, number, ranks=4):
+def wrong_orders(calls, missing, ranks=4):
     numbers = [torch.arange(4.0) + rank for rank in range(ranks)]
-    expected, arguments = sum(numbers) * ranks ** (calls - 1), [(x, calls, number) for x in numbers]
-    played = [play_ranks(several_calls, arguments, order, (4, torch.float32)) for order in range(100)]
+    expected, arguments = sum(numbers) * ranks ** (calls - 1), [(x, calls, missing) for x in numbers]
+    memory = 4, torch.float32  # of each rank: how many numbers, and their dtype
+    played = [play_ranks(several_calls, arguments, order, memory) for order in range(100)]
     return sum(any(not torch.equal(result, expected) for result in one["results"]) for one in played)
 
 
@@ -403,6 +410,9 @@ measured("20 wrong orders of 100 without the last barrier", wrong_orders(2, 2), 
 # nothing. On a real machine the ranks run at nearly the same pace, so such a fault shows seldom. The check therefore
 # also follows the barriers and signals, and tells you whether a read and a write of the same numbers could change
 # places.
+#
+# Kernels that are called very often save the second barrier with two buffers in turn. The barrier of the next call then
+# protects the buffer of this one, because nobody writes to it again before all have come to that barrier.
 
 # %% [markdown]
 # ## Ring attention · deeper
@@ -955,10 +965,11 @@ measured("20 bytes of the MLPs, 4 ranks", bytes_of["MLPs"], "bytes")
 # %% [markdown]
 # On 1, 2 and 4 ranks the model chooses the same next byte at every place. Its logits differ in the last bits, because
 # sums in another order are rounded differently. With 4 ranks a rank receives three times as many bytes for the MLPs as
-# with 2, because one-shot reads from three ranks instead of one.
+# with 2, because one-shot reads from three ranks instead of one. Attention receives fewer bytes. But the cell repeats
+# each KV head for its two query heads before the ring, so twice as many travel as needed.
 #
 # > **The answer.** By the model of 20.1, a decode step of a 70B model takes 7.3 ms on eight H100s: 5.2 ms to read an
-# > eighth of the weights, and 2.1 ms for 160 all-reduces, 28 % of the step. Nearly all of these 2.1 ms is latency, and
+# > eighth of the weights, and 2.1 ms for 160 all-reduces, 29 % of the step. Nearly all of these 2.1 ms is latency, and
 # > not the time of the bytes. So more GPUs help only while they save more reading time than their all-reduces cost.
 #
 # ## The chapter's ideas at a glance
@@ -998,7 +1009,7 @@ measured("20 bytes of the MLPs, 4 ranks", bytes_of["MLPs"], "bytes")
 # Answer these on paper. Then run the next cell and open the answers.
 #
 # 1. Two ranks add up 1 MB each. How many bytes does a rank receive in one-shot, and how many in two-shot?
-# 2. A model has 80 layers. How many barriers does a decode step take at least if each all-reduce is one-shot?
+# 2. A model has 80 layers. How many barriers does a decode step take with the one-shot all-reduce of 20.3?
 # 3. Four ranks hold one chunk each, and attention is causal. Rank 3 works all the time. How much of the time does rank
 #    0 work?
 # 4. Two ranks share a KV head. Why does its gradient have to be added up over both?
@@ -1019,9 +1030,10 @@ self_check(
 #
 # All sources were read in November 2026.
 #
-# - **vLLM and SGLang** cut attention and MLPs as 20.2 does. For small tensors they have all-reduces of their own, and
-#   for large ones they use NCCL. In one report on 4 GPUs, 0.5 MB took 10 µs in one-shot, 17 in two-shot, and 21 with
-#   NCCL ([vllm#24532](https://github.com/vllm-project/vllm/pull/24532), the card is not named).
+# - **vLLM and SGLang** cut attention and MLPs as 20.2 does. They choose an all-reduce by size. In the report of 20.1,
+#   0.5 MB on 4 GPUs took 10 µs in one-shot, 17 in two-shot, and 21 with NCCL. NCCL has become faster for small tensors:
+#   where its symmetric memory is switched on, vLLM takes NCCL up to 16 KiB on eight H100s, its own from there to 128
+#   KiB, and NCCL again above ([vllm#33839](https://github.com/vllm-project/vllm/pull/33839)).
 # - **PyTorch** has *symmetric memory*: buffers that all GPUs of a host can read, with signals and barriers, as in 20.3.
 # - **Overlap** of a matrix product with its exchange pays for many rows. In one report, cutting a product of 2,048 ×
 #   3,584 × 8,192 into pieces made it slower at first, 354 µs instead of 301. With a better order it took 295
