@@ -18,9 +18,9 @@
 # in the interpreter or on the GPU at hand, and play schedules on a model. Figures that others measured on a Blackwell
 # are quoted with their source.
 #
-# **Time.** About six hours for all seven exercises, estimated. The **core path** takes two and a quarter: 19.1,
-# 19.2 and 19.3, and every section whose heading does not end in *deeper*. You need chapters 03 and 04. Some deeper
-# sections use chapters 09 (warps with roles), 10 (the backward pass), 12 (FP8) and 18 (e4m3 with scales).
+# **Time.** About six hours for all seven exercises, estimated. The **core path** takes two and a quarter: exercises
+# 19.1, 19.2 and 19.3, and every section whose heading does not end in *deeper*. You need chapters 03 and 04. Some
+# deeper sections use chapters 09 (warps with roles), 10 (the backward pass), 12 (FP8) and 18 (e4m3 with scales).
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
