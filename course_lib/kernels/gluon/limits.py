@@ -1,52 +1,73 @@
-"""What every kernel for Hopper asks of the machine and of the strides of its inputs, each refusal in a sentence.
+"""What every kernel in Gluon asks of the machine and of the strides of its inputs, each refusal in a sentence.
 
 No Gluon is needed to ask.
 """
 
 import functools
+import importlib
 from typing import NamedTuple
 
 import torch
 
 from course_lib.hardware.device import interpreting
 
-HOPPER_CAPABILITY = (9, 0)
 HOPPER_DTYPES = (torch.float16, torch.bfloat16)
 COPY_ENGINE_BYTES = 16  # addresses and strides of a tensor that the copy engine reads are multiples of it
 
 
+class Generation(NamedTuple):
+    """The GPUs that a kernel in Gluon is written for."""
+
+    capability: tuple[int, int]
+    card: str  # what to use
+    only: str  # why no other will do
+    names: str  # the module that imports what Triton must have
+
+
+HOPPER = Generation(
+    (9, 0), "a Hopper GPU", "the matrix instruction wgmma exists on 9.0 (H100, H200) alone",
+    "course_lib.kernels.gluon.names",
+)  # fmt: skip
+BLACKWELL = Generation(
+    (10, 0), "a B200", "the kernel is written for the tensor memory of 10.0 (B200)",
+    "course_lib.kernels.blackwell.names",
+)  # fmt: skip
+
+
 class Refusal(NamedTuple):
-    """Why the Hopper kernel cannot run, and what to raise when it was asked for by name."""
+    """Why the kernel cannot run, and what to raise when it was asked for by name."""
 
     error: type[Exception]
     reason: str
 
 
-def machine_refusal(device: torch.device) -> Refusal | None:
-    """What the machine lacks for the Hopper kernel; None if nothing."""
+def machine_refusal(device: torch.device, generation: Generation = HOPPER) -> Refusal | None:
+    """What the machine lacks for a kernel of this generation; None if nothing."""
     if interpreting():
-        return Refusal(RuntimeError, "kernels run in Triton's interpreter here, and Gluon has none; use a Hopper GPU.")
-    return gpu_refusal(device)
+        return Refusal(
+            RuntimeError, f"kernels run in Triton's interpreter here, and Gluon has none; use {generation.card}."
+        )
+    return gpu_refusal(device, generation)
 
 
 @functools.cache
-def gpu_refusal(device: torch.device) -> Refusal | None:
+def gpu_refusal(device: torch.device, generation: Generation = HOPPER) -> Refusal | None:
     """What this GPU, or the Triton beside it, lacks; None if nothing."""
     capability = torch.cuda.get_device_capability(device)
-    if capability != HOPPER_CAPABILITY:
+    if capability != generation.capability:
         return Refusal(
             RuntimeError,
-            f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}; the matrix "
-            "instruction wgmma exists on 9.0 (H100, H200) alone.",
+            f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}; "
+            f"{generation.only}.",
         )
-    missing = missing_gluon()
+    missing = missing_gluon(generation)
     return Refusal(RuntimeError, missing) if missing else None
 
 
-def missing_gluon() -> str | None:
+def missing_gluon(generation: Generation = HOPPER) -> str | None:
     """Why Gluon cannot be used with this Triton, or None when it can."""
     try:
-        import course_lib.kernels.gluon.names  # noqa: F401
+        importlib.import_module(generation.names)
     except ImportError as error:
         return str(error)
     return None

@@ -224,7 +224,7 @@ def test_the_launcher_refuses_where_there_is_no_blackwell():
 
 
 def test_other_inputs_are_refused_in_a_sentence(monkeypatch):
-    monkeypatch.setattr("course_lib.kernels.blackwell.limits.blackwell_machine_refusal", lambda device: None)
+    monkeypatch.setattr("course_lib.kernels.blackwell.limits.machine_refusal", lambda *asked: None)
     assert blackwell_refusal(*inputs(5, 7, head_dim=128)) is None
     wide = blackwell_refusal(*inputs(5, 7, head_dim=192))
     assert wide is not None and "head dimension 192" in wide.reason
