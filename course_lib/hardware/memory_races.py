@@ -23,7 +23,7 @@ def watch_memory(ranks, size, most=1000):
             "sums too early"           so may one of what was written after reading, such as sums
             "overwritten while read"        such a write may come before a read of what was written first
             "overwritten by the next call"  a write may come before a read of an earlier call
-        watched raises a RuntimeError behind `most` steps.
+        watched raises a RuntimeError after `most` steps of one call.
     """
     # One function without helpers outside, since the checker sends its source alone to another process. A clock of a
     # rank counts, for each rank, the accesses that are over for certain.

@@ -38,6 +38,7 @@ def play_ranks(program, arguments, order=0, memory=None, buffered=True, dies=Non
 
     Raises:
         ValueError: a step that does not exist.
+        TypeError: the program is no generator.
     """
     # One function without helpers outside, since the checker sends its source alone to another process.
     import random
@@ -48,6 +49,12 @@ def play_ranks(program, arguments, order=0, memory=None, buffered=True, dies=Non
     count = len(arguments)
     chance = random.Random(order) if isinstance(order, int) else None
     programs = [program(rank, count, *arguments[rank]) for rank in range(count)]
+    for rank, steps_of_rank in enumerate(programs):
+        if not hasattr(steps_of_rank, "send"):
+            raise TypeError(
+                f"the program of rank {rank} is no generator but returned {type(steps_of_rank).__name__} at once: it "
+                "must yield its steps, and return its result at the end"
+            )
     results, ended, steps = [None] * count, [None] * count, [0] * count  # ended: why
     received = [0] * count
     channels = {(source, to): deque() for source in range(count) for to in range(count)}
@@ -75,8 +82,9 @@ def play_ranks(program, arguments, order=0, memory=None, buffered=True, dies=Non
                 last = step[3] if step[0] == "read" else step[1].numel() + (step[2] if whole else 0)
                 good = whole and 0 <= step[2] <= last <= memory[0]
         if not good:
-            parts_of = step if isinstance(step, (tuple, list)) else [step]
-            told = tuple(f"tensor {list(part.shape)}" if isinstance(part, torch.Tensor) else part for part in parts_of)
+            told = step
+            if isinstance(step, (tuple, list)):
+                told = tuple(f"tensor {list(part.shape)}" if isinstance(part, torch.Tensor) else part for part in step)
             raise ValueError(
                 f"the step {told!r} of rank {who} does not exist among {count} ranks; allowed are ('send', to, "
                 "tensor), ('receive', source), ('exchange', to, tensor, source), ('write', tensor, begin), ('read', "

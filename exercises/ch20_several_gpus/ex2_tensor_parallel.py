@@ -129,7 +129,7 @@ EXERCISE = Exercise(
     requirements=(OneAllReduce(), HoldsItsShare()),
     mistakes=(
         Mistake("no_generator", "`mlp` is no generator: there is no `yield` in it. Write total = yield "
-            '("all_reduce", partial).', when=told("no attribute 'send'")),
+            '("all_reduce", partial).', when=told("is no generator")),
         Mistake("no_result", "A rank returned no tensor. Every rank returns the whole result, by `return`.",
             when=told("it must return a tensor")),
         Mistake("no_such_step", 'A step does not exist. The sum over all ranks is total = yield ("all_reduce", '

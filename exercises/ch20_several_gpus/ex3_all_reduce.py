@@ -203,7 +203,7 @@ TOLD = (
     ("no_barrier_after_the_reads", "overwritten by the next call", "The next call may overwrite numbers that a slower "
         "rank still has to read. Let all ranks wait for each other once more when they have read."),
     ("another_step", "is no step of this exercise", "Messages and all_reduce are not at hand here, only the memory."),
-    ("no_tuple", r"step \('barrier',\)", '("barrier") is a string. A tuple needs a comma: ("barrier",).'),
+    ("no_tuple", "step 'barrier' of", '("barrier") is a string. A tuple needs a comma: ("barrier",).'),
     ("outside_the_memory", r"step \(('read', \d+, \d+, \d+|'write', 'tensor [^-]*)\) of", "A step names numbers beyond "
         "the n of a rank's memory, or a rank that does not exist. Ranks are 0 … ranks - 1. Where shares are rounded "
         "up, the last ones end earlier or are empty: cut them at n."),

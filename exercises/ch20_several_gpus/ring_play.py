@@ -38,10 +38,7 @@ def of_all_ranks(functions, name, returned, play, given, attend, order, buffered
             pairs[rank] += more
             return result
 
-        steps = functions[name](rank, ranks, *tensors, counted)
-        if not hasattr(steps, "send"):
-            raise TypeError(f"{name} is no generator: it must yield its steps, and return its result at the end")
-        return steps
+        return functions[name](rank, ranks, *tensors, counted)
 
     played = scope["play_ranks"](program, given, order, buffered=buffered, events=events)
     others = {step for _, step, _, _ in events} - {"send", "receive"}

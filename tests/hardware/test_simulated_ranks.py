@@ -179,6 +179,19 @@ def test_slices_beyond_the_memory_are_refused(step):
         play_ranks(program, [(), ()], memory=(2, torch.float32))
 
 
+def test_a_program_that_is_no_generator_is_refused():
+    with pytest.raises(TypeError, match="rank 0 is no generator but returned int at once: it must yield"):
+        play_ranks(lambda rank, ranks: 3, [(), ()])
+
+
+def test_a_step_is_told_as_it_was_given():
+    def program(rank, ranks):
+        yield "barrier"
+
+    with pytest.raises(ValueError, match="the step 'barrier' of rank 0"):
+        play_ranks(program, [()])
+
+
 def test_a_program_that_never_ends_is_told():
     def program(rank, ranks):
         while True:
