@@ -10,7 +10,10 @@ So a barrier that is missing shows as a wrong result in some of the orders, and 
 told. What it cannot show: layouts, the memory model's fences, and registers.
 """
 
+import ast
+import inspect
 import random
+import sys
 import threading
 from dataclasses import dataclass, field
 from types import FunctionType, SimpleNamespace
@@ -318,7 +321,7 @@ def meaning_of(value):
         return value.value
     if not isinstance(value, type):
         return value
-    fields = list(value.__annotations__)
+    fields = fields_of(value)
 
     def bundle(*arguments, **named):
         bundled = SimpleNamespace(**dict(zip(fields, arguments)), **named)
@@ -329,6 +332,16 @@ def meaning_of(value):
         return bundled
 
     return bundle
+
+
+def fields_of(bundle: type) -> list[str]:
+    """The names of a kernel's bundle, as its file has them: Triton 3.6 keeps no annotations."""
+    (written,) = (
+        node
+        for node in ast.parse(inspect.getsource(sys.modules[bundle.__module__])).body
+        if isinstance(node, ast.ClassDef) and node.name == bundle.__name__
+    )
+    return [node.target.id for node in written.body if isinstance(node, ast.AnnAssign)]
 
 
 def play_program(kernel, program: int, seed: int, deaf_to: str = "", **arguments) -> None:
