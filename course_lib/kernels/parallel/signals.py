@@ -46,20 +46,26 @@ def wait(table, offset, slot, rank, count, RANKS: tl.constexpr, LANES: tl.conste
 
 
 @triton.jit
-def meeting_kernel(table, offset, slot, rank, counts, RANKS: tl.constexpr, LANES: tl.constexpr, WAITS: tl.constexpr):
-    """One program: signal, or wait for, the next meeting of all ranks in a slot. counts: int32, how many there were."""
+def meeting_kernel(table, offset, slot, rank, counts, RANKS: tl.constexpr, LANES: tl.constexpr):
+    """One program: no rank's stream goes on before all have come here. counts: int32, the meetings so far, by slot."""
     count = tl.load(counts + slot) + 1
-    if WAITS:
-        wait(table, offset, slot, rank, count, RANKS, LANES)
-        tl.store(counts + slot, count)
-    else:
-        signal(table, offset, slot, rank, count, RANKS, LANES)
+    signal(table, offset, slot, rank, count, RANKS, LANES)
+    wait(table, offset, slot, rank, count, RANKS, LANES)
+    tl.store(counts + slot, count)
+
+
+@triton.jit
+def arrival_kernel(flag):
+    """One program: wait until this flag, an int32, is 1, and set it back to 0 for the next call."""
+    while tl.atomic_add(flag, 0, sem="acquire", scope="sys") != 1:
+        pass
+    tl.store(flag, 0)
 
 
 def compile_cases() -> list[CompileCase]:
-    """What ships, for the compile gate: both kinds of meetings."""
+    """What ships, for the compile gate."""
     signature = {"table": "*i64", "offset": "i32", "slot": "i32", "rank": "i32", "counts": "*i32"}
     return [
-        CompileCase(meeting_kernel, signature, {"RANKS": 2, "LANES": 2, "WAITS": waits}, num_warps=1, label=label)
-        for waits, label in ((False, "signals"), (True, "waits"))
+        CompileCase(meeting_kernel, signature, {"RANKS": 2, "LANES": 2}, num_warps=1),
+        CompileCase(arrival_kernel, {"flag": "*i32"}, {}, num_warps=1),
     ]

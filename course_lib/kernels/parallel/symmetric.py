@@ -78,13 +78,14 @@ def _in_a_file(ranks: Ranks, nbytes: int) -> list[torch.Tensor]:
     folder = [tempfile.mkdtemp(prefix="symmetric-") if ranks.rank == 0 else None]
     distributed.broadcast_object_list(folder)
     path = Path(str(folder[0]), "buffers")
+    apart = -(-nbytes // 256) * 256  # so that each begins at an address that suits every dtype
     if ranks.rank == 0:
         with path.open("wb") as file:
-            file.truncate(ranks.size * nbytes)
+            file.truncate(ranks.size * apart)
     distributed.barrier()
-    whole = torch.from_file(str(path), shared=True, size=ranks.size * nbytes, dtype=torch.uint8)
+    whole = torch.from_file(str(path), shared=True, size=ranks.size * apart, dtype=torch.uint8)
     distributed.barrier()
     if ranks.rank == 0:  # the mapped memory lives on without a name
         path.unlink()
         path.parent.rmdir()
-    return list(whole.view(ranks.size, nbytes))
+    return [part[:nbytes] for part in whole.view(ranks.size, apart)]
