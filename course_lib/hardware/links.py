@@ -1,0 +1,100 @@
+"""What the links between the GPUs of this machine reach: a second roofline, beside that of each GPU's memory.
+
+    links = run_on_ranks(measured_links, 2)[0]
+    links.seconds(1 << 20)          # a rank has received so many bytes, and all know of it
+    links.share(nbytes, seconds)    # of the rate of the links that an exchange has reached
+
+Time of an exchange = latency + bytes that a rank receives / rate. The rate is that of large copies from a neighbour
+while every rank copies, the latency that of a meeting of all ranks inside a kernel: the least that any exchange takes.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as distributed
+
+from course_lib.hardware.graphs import captured
+from course_lib.hardware.ranks import Ranks
+
+COPIED = 1 << 28  # bytes
+
+
+@dataclass(frozen=True)
+class Links:
+    """What was measured between the ranks.
+
+    Attributes:
+        rate: bytes a second that a rank receives while every rank does.
+        latency: seconds of a meeting of all ranks.
+        memory_rate: bytes a second that a GPU reads and writes, together, in its own memory.
+    """
+
+    rate: float
+    latency: float
+    memory_rate: float
+
+    def seconds(self, nbytes: float) -> float:
+        """The least for an exchange in which a rank receives so many bytes."""
+        return self.latency + nbytes / self.rate
+
+    def share(self, nbytes: float, seconds: float) -> float:
+        """Of the least time, what an exchange of so many bytes has reached: 1 is the roof."""
+        return self.seconds(nbytes) / seconds
+
+
+def measured_links(ranks: Ranks) -> Links:
+    """The links between these ranks, in about a second. All ranks call it, each on a GPU of its own.
+
+    Raises a ValueError without GPUs, with one rank, or where GPUs cannot read each other's memory.
+    """
+    from course_lib.kernels.parallel.overlap import Exchange
+    from course_lib.kernels.parallel.symmetric import SymmetricBuffer
+
+    if ranks.device.type != "cuda" or ranks.size < 2:
+        raise ValueError(f"links are between GPUs; this is {ranks.size} rank on {ranks.device}.")
+    buffer = SymmetricBuffer(ranks, COPIED)
+    neighbour, here = buffer.of((ranks.rank + 1) % ranks.size), torch.empty_like(buffer.own)
+    times = times_in_turns(ranks, {"link": lambda: here.copy_(neighbour), "memory": lambda: here.copy_(buffer.own),
+                                   "meeting": Exchange(ranks, 256).meet}, calls=20)  # fmt: skip
+    return Links(COPIED / times["link"], times["meeting"], 2 * COPIED / times["memory"])
+
+
+def times_in_turns(
+    ranks: Ranks, functions: Mapping[str, Callable[[], object]], *, calls: int, rounds: int = 15, graphs: bool = True
+) -> dict[str, float]:
+    """Seconds of a call of each function, the median of the rounds, of the slowest rank.
+
+    Every rank makes the same calls in the same order, so that what waits for other ranks finds them. A round has
+    `calls` calls of one function after the other, and the functions take turns. Caches are as earlier calls left them.
+
+    Args:
+        functions: called without arguments.
+        graphs: a round is one CUDA graph, so that the host's time does not count; else the functions are called.
+    """
+
+    def row(function):
+        def repeated():
+            for _ in range(calls):
+                function()
+
+        return repeated
+
+    rows = {name: captured(row(function)) if graphs else row(function) for name, function in functions.items()}
+    found: dict[str, list[float]] = {name: [] for name in rows}
+    for number in range(rounds + 2):  # the first two warm up
+        for name, run in rows.items():
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            distributed.barrier()
+            begin.record()
+            run()
+            end.record()
+            torch.cuda.synchronize()
+            if number > 1:
+                found[name].append(begin.elapsed_time(end) / 1e3 / calls)
+    medians = torch.tensor([statistics.median(times) for times in found.values()], device=ranks.device)
+    distributed.all_reduce(medians, distributed.ReduceOp.MAX)
+    return dict(zip(found, medians.tolist()))
