@@ -1,12 +1,14 @@
 """Shards of decoders: logits, generation and gradients of the whole model, in float64, on two and on four ranks."""
 
 import dataclasses
+import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-import torch.distributed as distributed
 
-from course_lib.hardware.ranks import Ranks, run_on_ranks
+from course_lib.hardware.ranks import Ranks
 from course_lib.models.config import Latent, ModelConfig, with_latent
 from course_lib.models.decoder import Decoder
 from course_lib.models.parallel import shard, shard_config
@@ -37,41 +39,61 @@ def model_of(name):
     return model
 
 
-class Pair(Ranks):
-    """Two of four ranks: 0 and 1, or 2 and 3."""
+class Meeting:
+    """Where the threads of a group leave what is summed, in the order of their ranks."""
+
+    def __init__(self, size):
+        self.barrier, self.left = threading.Barrier(size, timeout=60), [torch.empty(0)] * size
+
+    def sum(self, rank, x):
+        self.left[rank] = x.detach().clone()
+        self.barrier.wait()
+        total = functools.reduce(torch.add, self.left)
+        self.barrier.wait()  # nobody leaves the next one before all have read this one
+        return total.clone()
+
+
+@dataclasses.dataclass(frozen=True)
+class Thread(Ranks):
+    """A rank that is a thread of this process: it costs no start of another."""
+
+    meeting: Meeting
 
     def sum(self, x):
-        total = x.clone()
-        distributed.all_reduce(total, group=PAIR[0])
-        return total
+        return self.meeting.sum(self.rank, x)
 
 
-PAIR: list = []  # the group of this process
+def on_threads(function, size, *arguments):
+    """What `function(ranks, *arguments)` returns on each rank, as `run_on_ranks` has it."""
+    meeting = Meeting(size)
+
+    def run(rank):
+        try:
+            return function(Thread(rank, size, torch.device("cpu"), meeting), *arguments)
+        except BaseException:
+            meeting.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as threads:
+        return [one.result() for one in [threads.submit(run, rank) for rank in range(size)]]
 
 
-def what_shards_do(ranks):
-    """Of each size and model: (logits, generated tokens, loss, gradients) of this rank's shard."""
-    pairs = [distributed.new_group([0, 1]), distributed.new_group([2, 3])]
-    PAIR.append(pairs[ranks.rank // 2])
-    places = {2: Pair(ranks.rank % 2, 2, ranks.device), 4: ranks}
-    found = {}
-    for size in SIZES:
-        for name in CONFIGS:
-            part = shard(model_of(name), places[size])
-            with torch.no_grad():
-                logits = part(TOKENS)
-                written = generate(part, TOKENS[:, :4], 6)
-            loss = part.loss(TOKENS[:, :-1], TOKENS[:, 1:])
-            loss.backward()
-            before = {key: weight.grad.clone() for key, weight in part.named_parameters()}
-            part.sum_gradients()
-            found[size, name] = logits, written, loss, {k: w.grad for k, w in part.named_parameters()}, before
-    return found
+def what_a_shard_does(ranks, model):
+    """(logits, generated tokens, loss, gradients, and what they were before they were summed) of this rank's shard."""
+    part = shard(model, ranks)
+    with torch.no_grad():
+        logits = part(TOKENS)
+        written = generate(part, TOKENS[:, :4], 4)
+    loss = part.loss(TOKENS[:, :-1], TOKENS[:, 1:])
+    loss.backward()
+    before = {key: weight.grad.clone() for key, weight in part.named_parameters()}
+    part.sum_gradients()
+    return logits, written, loss, {key: weight.grad for key, weight in part.named_parameters()}, before
 
 
-@pytest.fixture(scope="module")
-def by_rank():
-    return run_on_ranks(what_shards_do, 4, device="cpu", seconds=120)
+@functools.cache
+def found_by_ranks(size, name):
+    return on_threads(what_a_shard_does, size, model_of(name))
 
 
 def close(found, wanted):
@@ -81,28 +103,28 @@ def close(found, wanted):
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("size", SIZES)
-def test_a_shard_is_the_whole_model_with_and_without_a_cache(by_rank, size, name):
+def test_a_shard_is_the_whole_model_with_and_without_a_cache(size, name):
     model = model_of(name)
     with torch.no_grad():
-        logits, written = model(TOKENS), generate(model, TOKENS[:, :4], 6)
-    for rank in by_rank:
-        close(rank[size, name][0], logits)
-        assert torch.equal(rank[size, name][0], by_rank[0][size, name][0]), "ranks choose by the same bits"
-        assert torch.equal(rank[size, name][1], written)
+        logits, written = model(TOKENS), generate(model, TOKENS[:, :4], 4)
+    ranks = found_by_ranks(size, name)
+    for its_logits, its_written, *_ in ranks:
+        close(its_logits, logits)
+        assert torch.equal(its_logits, ranks[0][0]), "ranks choose by the same bits"
+        assert torch.equal(its_written, written)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("size", SIZES)
-def test_gradients_are_the_whole_model_s(by_rank, size, name):
+def test_gradients_are_the_whole_model_s(size, name):
     """Those of heads and hidden numbers, of what is whole, and of KV heads that several ranks keep."""
     model = model_of(name)
     loss = model.loss(TOKENS[:, :-1], TOKENS[:, 1:])
     loss.backward()
     of_gradients = Decoder(model.config).double()
     of_gradients.load_state_dict({key: weight.grad for key, weight in model.named_parameters()})
-    for number, rank in enumerate(by_rank):
-        wanted = dict(shard(of_gradients, Ranks(number % size, size, ONE.device)).named_parameters())
-        _, _, its_loss, found, _ = rank[size, name]
+    for rank, (_, _, its_loss, found, _) in enumerate(found_by_ranks(size, name)):
+        wanted = dict(shard(of_gradients, Ranks(rank, size, ONE.device)).named_parameters())
         close(its_loss, loss)
         assert found.keys() == wanted.keys()
         for key, gradient in found.items():
@@ -110,21 +132,21 @@ def test_gradients_are_the_whole_model_s(by_rank, size, name):
             close(gradient, wanted[key].detach())
 
 
-def summed_by(by_rank, size, name):
+def summed_by(size, name):
     """Of the first block: whose gradients `sum_gradients` changed, on any rank."""
     return {
         key.removeprefix("blocks.0.").removesuffix(".weight")
-        for rank in by_rank
-        for key, gradient in rank[size, name][3].items()
-        if not torch.equal(gradient, rank[size, name][4][key]) and not key.startswith("blocks.1.")
+        for *_, found, before in found_by_ranks(size, name)
+        for key, gradient in found.items()
+        if not torch.equal(gradient, before[key]) and not key.startswith("blocks.1.")
     }
 
 
-def test_only_gradients_that_ranks_have_in_part_are_summed(by_rank):
+def test_only_gradients_that_ranks_have_in_part_are_summed():
     key_and_value, head_norms = {"attention.key", "attention.value"}, {"attention.query_norm", "attention.key_norm"}
     router = {"feed_forward.router"}
     latent = {"attention.compress", "attention.rotary_key", "attention.latent_norm"}
-    found = {(size, name): summed_by(by_rank, size, name) for size in SIZES for name in CONFIGS}
+    found = {(size, name): summed_by(size, name) for size in SIZES for name in CONFIGS}
     assert found == {
         (2, "GQA"): set(), (4, "GQA"): set(), (2, "2 KV heads"): set(), (4, "2 KV heads"): key_and_value,
         (2, "1 KV head, QK-norm, tied"): key_and_value | head_norms,
