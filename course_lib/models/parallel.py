@@ -93,7 +93,7 @@ class Shard(Decoder):
 
     Attributes:
         whole: the whole model's config; `config` is the part's.
-        ranks, all_reduce: as given. `all_reduce` may be replaced, on all ranks alike.
+        ranks, all_reduce: as given. `all_reduce` may be replaced, on all ranks alike, before weights are packed.
 
     All ranks must call it with the same tokens in the same order, since each call meets the others in all-reduces.
     Raises a ValueError where the sizes cannot be shared out, with the numbers of ranks that can.

@@ -40,17 +40,25 @@ def model_of(name):
 
 
 class Meeting:
-    """Where the threads of a group leave what is summed, in the order of their ranks."""
+    """Where threads leave what each has for all. One of them runs at a time: the interpreter of kernels needs that."""
 
     def __init__(self, size):
-        self.barrier, self.left = threading.Barrier(size, timeout=60), [torch.empty(0)] * size
+        self.barrier, self.turn, self.left = threading.Barrier(size, timeout=60), threading.Lock(), [None] * size
 
-    def sum(self, rank, x):
-        self.left[rank] = x.detach().clone()
-        self.barrier.wait()
-        total = functools.reduce(torch.add, self.left)
-        self.barrier.wait()  # nobody leaves the next one before all have read this one
-        return total.clone()
+    def all(self, rank, one):
+        """What each rank has brought, in their order."""
+        self.left[rank] = one
+        self.wait()
+        brought = list(self.left)
+        self.wait()  # nobody leaves the next one before all have read this one
+        return brought
+
+    def wait(self):
+        self.turn.release()
+        try:
+            self.barrier.wait()
+        finally:
+            self.turn.acquire()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +68,11 @@ class Thread(Ranks):
     meeting: Meeting
 
     def sum(self, x):
-        return self.meeting.sum(self.rank, x)
+        return functools.reduce(torch.add, self.meeting.all(self.rank, x.detach().clone())).clone()
+
+    def agree(self, **what):
+        told = self.meeting.all(self.rank, what)
+        assert all(one == told[0] for one in told), told
 
 
 def on_threads(function, size, *arguments):
@@ -68,11 +80,12 @@ def on_threads(function, size, *arguments):
     meeting = Meeting(size)
 
     def run(rank):
-        try:
-            return function(Thread(rank, size, torch.device("cpu"), meeting), *arguments)
-        except BaseException:
-            meeting.barrier.abort()
-            raise
+        with meeting.turn:
+            try:
+                return function(Thread(rank, size, torch.device("cpu"), meeting), *arguments)
+            except BaseException:
+                meeting.barrier.abort()
+                raise
 
     with ThreadPoolExecutor(size) as threads:
         return [one.result() for one in [threads.submit(run, rank) for rank in range(size)]]
