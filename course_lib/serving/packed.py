@@ -11,8 +11,8 @@
     silu(gate) · up, one product                                        1, or 2
     down, one product, and the addition behind it                       1, or 2
 
-On several ranks (`course_lib.models.parallel`) an all-reduce follows the products with output and down, and the addition
-a kernel that normalises as well: a rank's product is a part of a sum, which nothing may be added to before it is whole.
+On several ranks (`course_lib.models.parallel`) an all-reduce follows the products with output and down, and then one
+kernel adds and normalises: a rank's product is a part of a sum, and the stream may be added to it only once.
 
 As the decoder's operations these are 20 and more. Each starts while the one before still runs, where the GPU can do
 that: a product's first weights come meanwhile.

@@ -72,7 +72,8 @@ class Thread(Ranks):
 
     def agree(self, **what):
         told = self.meeting.all(self.rank, what)
-        assert all(one == told[0] for one in told), told
+        if any(one != told[0] for one in told):
+            raise ValueError(f"the ranks disagree: {told}")
 
 
 def on_threads(function, size, *arguments):
@@ -88,7 +89,11 @@ def on_threads(function, size, *arguments):
                 raise
 
     with ThreadPoolExecutor(size) as threads:
-        return [one.result() for one in [threads.submit(run, rank) for rank in range(size)]]
+        running = [threads.submit(run, rank) for rank in range(size)]
+    for error in [one.exception() for one in running]:
+        if error is not None and not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    return [one.result() for one in running]
 
 
 def what_a_shard_does(ranks, model):
