@@ -121,11 +121,14 @@ class Decoder(nn.Module):
         glue: what stands between; PyTorch's operations by default.
 
     The attributes `attention` and `glue` may be replaced at any time: the weights do not depend on them.
+    `all_reduce` is None but in a part of a model on several ranks, where it sums over them what each attention and each
+    feed-forward block gives: `course_lib.models.parallel`.
     """
 
     def __init__(self, config: ModelConfig, attention: Callable = torch_attention, glue: Glue = TORCH):
         super().__init__()
         self.config, self.attention, self.glue = config, attention, glue
+        self.all_reduce: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.width, config.norm_epsilon)

@@ -12,6 +12,8 @@ error of one request ends that request: where a step fails, its parts run again 
 packed weights, and one in which everybody writes is one of `FastSteps`: captured, and on its way before the tokens of
 the one before it are read. A request may have its next tokens guessed, and several of them chosen in one step
 (`course_lib.serving.proposals`, and `course_lib.serving.draft` where a second model guesses); its text is the same.
+
+A model on several ranks has an engine on each: `course_lib.serving.on_ranks`. There an error is raised, and ends them.
 """
 
 from __future__ import annotations
@@ -191,6 +193,8 @@ class Engine:
         try:
             return self._tokens(parts), {}
         except Exception as error:  # whatever a model, a kernel or the memory raises ends requests, not the engine
+            if self.model.all_reduce is not None:  # the other ranks wait for this one in the middle of the step
+                raise
             if len(parts) == 1 and not parts[0].proposed:
                 return {}, {parts[0].job: f"{type(error).__name__}: {error}"}
         results = [self._run([replace(part, proposed=())]) for part in parts]  # nobody fails by a guess
@@ -227,6 +231,8 @@ class Engine:
         try:
             return self._draft.propose(wanted)
         except Exception as error:
+            if self.model.all_reduce is not None:  # the other ranks guess on, and would run other steps
+                raise
             told = f"{type(error).__name__}: {error}"
             warnings.warn(f"the draft failed and guesses no more, prompt lookup does instead. {told}", stacklevel=2)
             self.scheduler.draft = None

@@ -11,6 +11,9 @@
     silu(gate) · up, one product                                        1, or 2
     down, one product, and the addition behind it                       1, or 2
 
+On several ranks (`course_lib.models.parallel`) an all-reduce follows the products with output and down, and then one
+kernel adds and normalises: a rank's product is a part of a sum, and the stream may be added to it only once.
+
 As the decoder's operations these are 20 and more. Each starts while the one before still runs, where the GPU can do
 that: a product's first weights come meanwhile.
 """
@@ -56,6 +59,7 @@ class PackedDecoder:
 
     Attributes:
         early: whether each kernel starts while the one before runs.
+        all_reduce: the model's, of a part of one on several ranks.
     """
 
     def __init__(self, model: Decoder, keys: torch.Tensor, values: torch.Tensor, places: int):
@@ -63,6 +67,7 @@ class PackedDecoder:
         refuse_window(config, "PackedDecoder")
         refuse_experts(config, "PackedDecoder")
         self.config, self.keys, self.values, self.norm = config, keys, values, model.norm
+        self.all_reduce = model.all_reduce
         self.early = dependent_launches(model.device)
         self.embedding = model.embedding.weight.detach()
         self.head = (model.embedding if model.logits is None else model.logits).weight.detach()
@@ -105,7 +110,10 @@ class PackedDecoder:
         return product(x, weight, self.norm.epsilon, gated=gated, workspace=self._workspace)
 
     def _before_norm(self, x: torch.Tensor, weight: torch.Tensor, stream: torch.Tensor, norm: RMSNorm) -> tuple:
-        return product_before_norm(x, weight, stream, norm.weight, norm.epsilon, self._workspace)
+        if self.all_reduce is None:
+            return product_before_norm(x, weight, stream, norm.weight, norm.epsilon, self._workspace)
+        summed = self.all_reduce(self._product(x, weight))  # [tokens, width]
+        return add_rms_norm_forward(summed, stream, norm.weight, norm.epsilon, dependent=self.early)
 
 
 def packed(block) -> PackedLayer:
