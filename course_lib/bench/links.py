@@ -83,7 +83,7 @@ def products(ranks: Ranks) -> dict[str, dict]:
 
 
 def measured(ranks: Ranks) -> dict:
-    links = measured_links(ranks)
+    links = measured_links(ranks, Exchange(ranks, most_bytes=256).meet)
     return {"links": vars(links), "all_reduce": all_reduces(ranks), "products": products(ranks)}
 
 

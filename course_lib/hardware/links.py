@@ -1,6 +1,6 @@
 """What the links between the GPUs of this machine reach: a second roofline, beside that of each GPU's memory.
 
-    links = run_on_ranks(measured_links, 2)[0]
+    links = measured_links(ranks, exchange.meet)     # on all ranks; of course_lib.kernels.parallel.overlap
     links.seconds(1 << 20)          # a rank has received so many bytes, and all know of it
     links.share(nbytes, seconds)    # of the rate of the links that an exchange has reached
 
@@ -19,6 +19,7 @@ import torch.distributed as distributed
 
 from course_lib.hardware.graphs import captured
 from course_lib.hardware.ranks import Ranks
+from course_lib.hardware.symmetric import SymmetricBuffer
 
 COPIED = 1 << 28  # bytes
 
@@ -46,20 +47,19 @@ class Links:
         return self.seconds(nbytes) / seconds
 
 
-def measured_links(ranks: Ranks) -> Links:
+def measured_links(ranks: Ranks, meet: Callable[[], object]) -> Links:
     """The links between these ranks, in about a second. All ranks call it, each on a GPU of its own.
+
+    meet: ends on each rank when all have come to it; it is timed as the latency.
 
     Raises a ValueError without GPUs, with one rank, or where GPUs cannot read each other's memory.
     """
-    from course_lib.kernels.parallel.overlap import Exchange
-    from course_lib.kernels.parallel.symmetric import SymmetricBuffer
-
     if ranks.device.type != "cuda" or ranks.size < 2:
         raise ValueError(f"links are between GPUs; this is {ranks.size} rank on {ranks.device}.")
     buffer = SymmetricBuffer(ranks, COPIED)
     neighbour, here = buffer.of((ranks.rank + 1) % ranks.size), torch.empty_like(buffer.own)
-    times = times_in_turns(ranks, {"link": lambda: here.copy_(neighbour), "memory": lambda: here.copy_(buffer.own),
-                                   "meeting": Exchange(ranks, 256).meet}, calls=20)  # fmt: skip
+    moves = {"link": lambda: here.copy_(neighbour), "memory": lambda: here.copy_(buffer.own), "meeting": meet}
+    times = times_in_turns(ranks, moves, calls=20)
     return Links(COPIED / times["link"], times["meeting"], 2 * COPIED / times["memory"])
 
 

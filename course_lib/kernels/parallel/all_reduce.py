@@ -14,9 +14,9 @@ import triton.language as tl
 
 from course_lib.hardware.device import interpreting
 from course_lib.hardware.ranks import Ranks
+from course_lib.hardware.symmetric import SymmetricBuffer, no_common_memory
 from course_lib.kernels.parallel import one_shot, two_shot
 from course_lib.kernels.parallel.one_shot import one_shot_kernel
-from course_lib.kernels.parallel.symmetric import SymmetricBuffer, no_common_memory
 from course_lib.kernels.parallel.two_shot import two_shot_kernel
 
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}

@@ -19,8 +19,8 @@ import torch.distributed as distributed
 import triton
 
 from course_lib.hardware.ranks import Ranks
+from course_lib.hardware.symmetric import SymmetricBuffer, no_common_memory
 from course_lib.kernels.parallel.signals import arrival_kernel, meeting_kernel
-from course_lib.kernels.parallel.symmetric import SymmetricBuffer, no_common_memory
 
 LEAST_ROWS = 4096  # of all ranks together
 PIECES = 4  # of the rows that go to one rank
