@@ -5,7 +5,7 @@ Three parts, on 2 ranks and on 4 where there are so many GPUs; without multicast
     links          bytes a second between neighbours, and a meeting of all ranks
     all-reduce     bfloat16, 4 KiB to 64 MiB: one-shot, two-shot, what `AllReduce` takes by itself, NCCL; in µs, 20 in a
                    CUDA graph
-    products       rows scattered behind a product, and gathered before one, in pieces and as NCCL beside cuBLAS
+    products       rows scattered behind a product, and gathered before one, overlapped and as NCCL after cuBLAS
 
 Each form is compared with NCCL's result first. Times are those of the slowest rank, the median of rounds in turns.
 """
@@ -53,7 +53,7 @@ def products(ranks: Ranks) -> dict[str, dict]:
     table = {}
     exchange = Exchange(ranks, most_bytes=max(ROWS) * HIDDEN * 2)
     for rows in ROWS:
-        overlap.LEAST_ROWS = 0  # in pieces at all sizes
+        overlap.LEAST_ROWS = 0  # at all sizes
         x = torch.randn(rows, HIDDEN // ranks.size, device=ranks.device, dtype=torch.bfloat16)
         down = torch.randn(WIDTH, HIDDEN // ranks.size, device=ranks.device, dtype=torch.bfloat16) / HIDDEN**0.5
         part = torch.randn(rows // ranks.size, WIDTH, device=ranks.device, dtype=torch.bfloat16)
@@ -77,7 +77,7 @@ def products(ranks: Ranks) -> dict[str, dict]:
         ):  # fmt: skip
             found, exact = ours(), theirs()
             error = ((found.float() - exact.float()).norm() / exact.float().norm()).item()
-            row = times_in_turns(ranks, {"pieces": ours, "NCCL": theirs, "no exchange": alone}, calls=5, graphs=False)
+            row = times_in_turns(ranks, {"overlapped": ours, "NCCL": theirs, "no exchange": alone}, calls=5)
             table[f"{name}, {rows} rows"] = row | {"difference": error}
     return table
 
@@ -112,9 +112,9 @@ def main(arguments: list[str] | None = None) -> int:
             share = f"{times[0] / times[1]:.2f}" if all(isinstance(time, float) for time in times) else "–"
             print(f"{nbytes:<22,}" + "".join(cell(row.get(name)) for name in ("one-shot", "two-shot", "NCCL"))
                   + f"   {row['chosen']}, {share}")  # fmt: skip
-        print(f"{'products, µs':<34}{'pieces':>12}{'NCCL':>12}{'no exchange':>12}  difference")
+        print(f"{'products, µs':<34}{'overlapped':>12}{'NCCL':>12}{'no exchange':>12}  difference")
         for name, row in found["products"].items():
-            print(f"{name:<34}" + "".join(cell(row[form]) for form in ("pieces", "NCCL", "no exchange"))
+            print(f"{name:<34}" + "".join(cell(row[form]) for form in ("overlapped", "NCCL", "no exchange"))
                   + f"  {row['difference']:.0e}")  # fmt: skip
     write_record("links", before, ranks=record)
     return 0

@@ -64,16 +64,15 @@ def measured_links(ranks: Ranks, meet: Callable[[], object]) -> Links:
 
 
 def times_in_turns(
-    ranks: Ranks, functions: Mapping[str, Callable[[], object]], *, calls: int, rounds: int = 15, graphs: bool = True
+    ranks: Ranks, functions: Mapping[str, Callable[[], object]], *, calls: int, rounds: int = 15
 ) -> dict[str, float]:
     """Seconds of a call of each function, the median of the rounds, of the slowest rank.
 
     Every rank makes the same calls in the same order, so that what waits for other ranks finds them. A round has
-    `calls` calls of one function after the other, and the functions take turns. Caches are as earlier calls left them.
+    `calls` calls of one function in one CUDA graph, and the functions take turns. Caches hold what earlier calls left.
 
     Args:
         functions: called without arguments.
-        graphs: a round is one CUDA graph, so that the host's time does not count; else the functions are called.
     """
 
     def row(function):
@@ -83,7 +82,7 @@ def times_in_turns(
 
         return repeated
 
-    rows = {name: captured(row(function)) if graphs else row(function) for name, function in functions.items()}
+    rows = {name: captured(row(function)) for name, function in functions.items()}
     found: dict[str, list[float]] = {name: [] for name in rows}
     for number in range(rounds + 2):  # the first two warm up
         for name, run in rows.items():

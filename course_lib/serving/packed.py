@@ -11,8 +11,8 @@
     silu(gate) · up, one product                                        1, or 2
     down, one product, and the addition behind it                       1, or 2
 
-On several ranks (`course_lib.models.parallel`) an all-reduce follows the products with output and down, and then one
-kernel adds and normalises: a rank's product is a part of a sum, and the stream may be added to it only once.
+On several ranks (`course_lib.models.parallel`) an all-reduce follows the products with output and down, then addition
+and norm, in one kernel where the all-reduce has one: a rank's product is a part of a sum, and the stream is added once.
 
 As the decoder's operations these are 20 and more. Each starts while the one before still runs, where the GPU can do
 that: a product's first weights come meanwhile.
@@ -112,8 +112,11 @@ class PackedDecoder:
     def _before_norm(self, x: torch.Tensor, weight: torch.Tensor, stream: torch.Tensor, norm: RMSNorm) -> tuple:
         if self.all_reduce is None:
             return product_before_norm(x, weight, stream, norm.weight, norm.epsilon, self._workspace)
-        summed = self.all_reduce(self._product(x, weight))  # [tokens, width]
-        return add_rms_norm_forward(summed, stream, norm.weight, norm.epsilon, dependent=self.early)
+        part = self._product(x, weight)  # [tokens, width]
+        in_one_kernel = getattr(self.all_reduce, "add_rms_norm", None)
+        if in_one_kernel is not None:
+            return in_one_kernel(part, stream, norm.weight, norm.epsilon, dependent=self.early)
+        return add_rms_norm_forward(self.all_reduce(part), stream, norm.weight, norm.epsilon, dependent=self.early)
 
 
 def packed(block) -> PackedLayer:

@@ -15,7 +15,10 @@ import triton.language as tl
 from course_lib.hardware.device import interpreting
 from course_lib.hardware.ranks import Ranks
 from course_lib.hardware.symmetric import SymmetricBuffer, no_common_memory
-from course_lib.kernels.parallel import one_shot, two_shot
+from course_lib.kernels.common.dependent import launch_options
+from course_lib.kernels.fused.add_rms_norm import add_rms_norm_forward
+from course_lib.kernels.parallel import add_rms_norm, one_shot, two_shot
+from course_lib.kernels.parallel.add_rms_norm import sum_add_rms_norm_kernel
 from course_lib.kernels.parallel.one_shot import one_shot_kernel
 from course_lib.kernels.parallel.two_shot import two_shot_kernel
 
@@ -54,6 +57,9 @@ class AllReduce:
         self._signals_offset = 2 * ranks.size * self.share_bytes
         self._shares = SymmetricBuffer(ranks, self._signals_offset + 2 * self.programs * ranks.size * 4)
         self._two_shot_counts = torch.zeros(self.programs, dtype=torch.int32, device=ranks.device)
+        rows = add_rms_norm.MOST_ROWS
+        self._rows = SymmetricBuffer(ranks, 2 * ranks.size * rows * add_rms_norm.ROW_WORDS * 8)
+        self._rows_counts = torch.zeros(rows, dtype=torch.int32, device=ranks.device)
 
     def method(self, x: torch.Tensor) -> tuple[str, str]:
         """How x would be summed, and why in a sentence."""
@@ -92,6 +98,31 @@ class AllReduce:
         output = torch.empty_like(x)
         (self._one_shot if chosen == "one-shot" else self._two_shot)(x, output)
         return output
+
+    def add_rms_norm(
+        self, x: torch.Tensor, stream: torch.Tensor, gain: torch.Tensor, epsilon: float, *, dependent: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(RMSNorm of the sum, the sum) of stream and all ranks' x, in one kernel where the rows are few.
+
+        x, stream: [rows, width], contiguous; stream is the same on all ranks. gain: [width], the norm's weight; all of
+        one dtype. dependent: start while the kernel before still runs, as `kernels.common.dependent` has it.
+        """
+        words = x.shape[1] * x.dtype.itemsize // 4
+        whole = x.dtype in TYPES and x.shape[1] * x.dtype.itemsize % 4 == 0
+        if self.refusal or self.ranks.size == 1 or not whole or words > add_rms_norm.ROW_WORDS or (
+            len(x) > add_rms_norm.MOST_ROWS
+        ):  # fmt: skip
+            return add_rms_norm_forward(self(x), stream, gain, epsilon, dependent=dependent)
+        normalised, summed = torch.empty_like(x), torch.empty_like(x)
+        block = triton.next_power_of_2(words)
+        tensors = (tensor.view(-1).view(torch.int32) for tensor in (x, stream, gain, normalised, summed))
+        sum_add_rms_norm_kernel[(len(x),)](
+            *tensors, self._rows.addresses, self._rows_counts, self.ranks.rank, words, x.shape[1], epsilon,
+            TYPE=TYPES[x.dtype], RANKS=self.ranks.size, BLOCK=block, ROWS=add_rms_norm.MOST_ROWS,
+            STRIDE=add_rms_norm.ROW_WORDS, num_warps=add_rms_norm.warps_of(block),
+            **launch_options(dependent, x.device),
+        )  # fmt: skip
+        return normalised, summed
 
     def _given(self, x: torch.Tensor, method: str, why: str) -> str:
         takes = {

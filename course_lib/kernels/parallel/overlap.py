@@ -5,10 +5,10 @@
     rows = product_scattered(exchange, x, weight)                # this rank's rows of the sum of all ranks' x · weightᵀ
 
 Both cut the rows by ranks. The first begins with the rank's own rows, while those of the others come. The second begins
-with the others' rows, so that they travel while it computes its own, and adds what has come inside that product. The
+with the others' rows, so that they travel while it computes its own, and adds what has come to it. The
 copy engine moves rows and flags, beside the multiprocessors; the products are cuBLAS's.
 
-A product in pieces is slower than a whole one, and every copy has its latency. For few rows that loses, so below
+A product in parts is slower than a whole one, and every copy has its latency. For few rows that loses, so below
 `LEAST_ROWS` both are a whole product and the library's exchange.
 
 Source of the order: Wang et al., Overlap Communication with Dependent Computation via Decomposition, ASPLOS 2023.
@@ -23,11 +23,10 @@ from course_lib.hardware.symmetric import SymmetricBuffer, no_common_memory
 from course_lib.kernels.parallel.signals import arrival_kernel, meeting_kernel
 
 LEAST_ROWS = 4096  # of all ranks together
-PIECES = 4  # of the rows that go to one rank
 
 
 class Exchange:
-    """Where the ranks send each other rows, piece by piece.
+    """Where the ranks send each other rows.
 
     Args:
         ranks: this process's place.
@@ -43,15 +42,14 @@ class Exchange:
         if self.refusal is not None or ranks.size == 1:
             return
         self._flags_offset = triton.cdiv(most_bytes, 256) * 256
-        flags = ranks.size * PIECES  # [source, piece]
-        self._meetings_offset = self._flags_offset + 4 * flags
+        self._meetings_offset = self._flags_offset + 4 * ranks.size  # a flag for each source
         self._buffer = SymmetricBuffer(ranks, self._meetings_offset + 4 * ranks.size)
         self._meetings = torch.zeros(1, dtype=torch.int32, device=ranks.device)
         self._one = torch.ones(1, dtype=torch.int32, device=ranks.device)
         self._sending = torch.cuda.Stream(ranks.device) if ranks.device.type == "cuda" else None
 
     def takes(self, rows: int, nbytes: int) -> bool:
-        """Whether pieces are worth while for so many rows of all ranks, of which a rank receives so many bytes."""
+        """Whether it is worth while for so many rows of all ranks, of which a rank receives so many bytes."""
         return self.refusal is None and self.ranks.size > 1 and rows >= LEAST_ROWS and nbytes <= self.most_bytes
 
     def meet(self) -> None:
@@ -62,11 +60,14 @@ class Exchange:
             RANKS=size, LANES=triton.next_power_of_2(size), num_warps=1,
         )  # fmt: skip
 
-    def send(self, rows: torch.Tensor, to: int, place: int, piece: int) -> None:
-        """Rows to a rank, `place` bytes into its memory, and then their flag; what is computed next does not wait."""
+    def send(self, rows: torch.Tensor, to: int, place: int) -> None:
+        """Rows to a rank, `place` bytes into its memory, and then their flag; what is computed next does not wait.
+
+        The rows must live until `sent`.
+        """
         there = self._buffer.of(to)
         target = there[place : place + rows.nbytes].view(rows.dtype).view(rows.shape)
-        flag = self._flag(there, self.ranks.rank, piece)
+        flag = self._flag(there, self.ranks.rank)
         if self._sending is None:
             target.copy_(rows)
             flag.copy_(self._one)
@@ -75,15 +76,19 @@ class Exchange:
         with torch.cuda.stream(self._sending):
             target.copy_(rows, non_blocking=True)
             flag.copy_(self._one, non_blocking=True)
-        rows.record_stream(self._sending)
 
-    def receive(self, source: int, place: int, piece: int, like: torch.Tensor) -> torch.Tensor:
+    def sent(self) -> None:
+        """What is computed from here on waits until all rows are on the other ranks."""
+        if self._sending is not None:
+            torch.cuda.current_stream(self.ranks.device).wait_stream(self._sending)
+
+    def receive(self, source: int, place: int, like: torch.Tensor) -> torch.Tensor:
         """Rows of a rank, once they are there: a view of this rank's memory with the shape and dtype of `like`."""
-        arrival_kernel[(1,)](self._flag(self._buffer.own, source, piece), num_warps=1)
+        arrival_kernel[(1,)](self._flag(self._buffer.own, source), num_warps=1)
         return self._buffer.own[place : place + like.nbytes].view(like.dtype).view(like.shape)
 
-    def _flag(self, memory: torch.Tensor, source: int, piece: int) -> torch.Tensor:
-        begin = self._flags_offset + 4 * (source * PIECES + piece)
+    def _flag(self, memory: torch.Tensor, source: int) -> torch.Tensor:
+        begin = self._flags_offset + 4 * source
         return memory[begin : begin + 4].view(torch.int32)
 
 
@@ -106,18 +111,14 @@ def gathered_product(exchange: Exchange, part: torch.Tensor, weight: torch.Tenso
             distributed.all_gather_into_tensor(whole, part)
         return whole @ weight.T
     output = part.new_empty(ranks.size, rows, len(weight))
-    pieces = part.tensor_split(PIECES)
-    places = [sum(piece.nbytes for piece in pieces[:number]) for number in range(PIECES)]
     exchange.meet()
     for step in range(1, ranks.size):  # a rank's rows lie with its reader behind those of `step - 1` other sources
-        for number, piece in enumerate(pieces):
-            exchange.send(piece, (ranks.rank - step) % ranks.size, (step - 1) * part.nbytes + places[number], number)
+        exchange.send(part, (ranks.rank - step) % ranks.size, (step - 1) * part.nbytes)
     torch.mm(part, weight.T, out=output[ranks.rank])
     for step in range(1, ranks.size):
         source = (ranks.rank + step) % ranks.size
-        for number, target in enumerate(output[source].tensor_split(PIECES)):
-            came = exchange.receive(source, (step - 1) * part.nbytes + places[number], number, pieces[number])
-            torch.mm(came, weight.T, out=target)
+        torch.mm(exchange.receive(source, (step - 1) * part.nbytes, part), weight.T, out=output[source])
+    exchange.sent()
     return output.flatten(0, 1)
 
 
@@ -129,32 +130,27 @@ def product_scattered(exchange: Exchange, x: torch.Tensor, weight: torch.Tensor)
         x: [rows, width], contiguous: this rank's part of the width. rows is a multiple of the ranks.
         weight: [columns, width], of x's dtype.
 
-    Returns [rows / ranks, columns]. Sums that travel are rounded to the dtype, as in the library's exchange.
+    Returns [rows / ranks, columns]. Each rank's part is rounded to the dtype, and so is each sum.
     Raises a ValueError where the rows cannot be shared out.
     """
     ranks = exchange.ranks
     if len(x) % ranks.size:
         raise ValueError(f"x has {len(x)} rows; they must be a multiple of the {ranks.size} ranks, so pad them.")
-    mine = len(x) // ranks.size
-    output = x.new_empty(mine, len(weight))
+    output = x.new_empty(len(x) // ranks.size, len(weight))
     if not exchange.takes(len(x), (ranks.size - 1) * output.nbytes):
         if ranks.size == 1:
             return torch.mm(x, weight.T, out=output)
         distributed.reduce_scatter_tensor(output, x @ weight.T)
         return output
-    blocks = x.view(ranks.size, mine, x.shape[1])
-    targets = output.tensor_split(PIECES)
-    places = [sum(target.nbytes for target in targets[:number]) for number in range(PIECES)]
+    blocks = x.view(ranks.size, len(output), x.shape[1])
+    others = [blocks[(ranks.rank + step) % ranks.size] for step in range(1, ranks.size)]
     exchange.meet()
+    parts = []
+    for step, block in enumerate(others, 1):
+        parts.append(block @ weight.T)
+        exchange.send(parts[-1], (ranks.rank + step) % ranks.size, (step - 1) * output.nbytes)
+    torch.mm(blocks[ranks.rank], weight.T, out=output)  # meanwhile the others' parts come
     for step in range(1, ranks.size):
-        to = (ranks.rank + step) % ranks.size
-        for number, piece in enumerate(blocks[to].tensor_split(PIECES)):
-            exchange.send(piece @ weight.T, to, (step - 1) * output.nbytes + places[number], number)
-    for number, (piece, target) in enumerate(zip(blocks[ranks.rank].tensor_split(PIECES), targets)):
-        came = []
-        for step in range(1, ranks.size):
-            source, place = (ranks.rank - step) % ranks.size, (step - 1) * output.nbytes + places[number]
-            came.append(exchange.receive(source, place, number, target))
-        others = came[0] if len(came) == 1 else torch.stack(came).sum(0)
-        torch.addmm(others, piece, weight.T, out=target)
+        output += exchange.receive((ranks.rank - step) % ranks.size, (step - 1) * output.nbytes, output)
+    exchange.sent()
     return output

@@ -3,6 +3,7 @@
 import torch
 
 from course_lib.hardware.ranks import run_on_ranks
+from course_lib.kernels.fused.add_rms_norm import add_rms_norm_reference
 from course_lib.kernels.parallel.all_reduce import AllReduce
 
 SIZES = [(1, torch.float32), (2, torch.bfloat16), (1023, torch.float32), (5000, torch.bfloat16), (3, 700)]
@@ -39,6 +40,13 @@ def calls(ranks):
         expected = in_order(parts).float()
         if ((total.float() - expected).abs() > rounding * expected.abs()).any() or not torch.equal(x, given):
             wrong.append(f"call {call}: {shape}, {dtype}, {method}")
+    for call, (rows, width) in enumerate(((1, 96), (3, 10), (70, 8), (1, 96))):
+        parts = [numbers(0, (rows, width), torch.float16, 100 * call + rank) for rank in range(ranks.size)]
+        stream, gain = numbers(0, (rows, width), torch.float16, 77), numbers(0, width, torch.float16, 78)
+        found = all_reduce.add_rms_norm(parts[ranks.rank], stream, gain, 1e-5)
+        expected = add_rms_norm_reference(in_order(parts), stream, gain, 1e-5)
+        if not all(torch.allclose(one, other, rtol=2e-3, atol=1e-3) for one, other in zip(found, expected)):
+            wrong.append(f"norm of {rows} rows")
     told = []
     for x, method in ((torch.ones(3, dtype=torch.int64), "one-shot"), (torch.ones(1 << 20), "two-shot")):
         try:
