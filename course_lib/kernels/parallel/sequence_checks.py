@@ -1,0 +1,34 @@
+"""What attention over a sequence on several ranks asks of its arguments, and how all ranks learn of a refusal."""
+
+from course_lib.kernels.common.attention_checks import check_attention_inputs
+
+
+def check_on_all_ranks(ranks, query, key, value, refuse, *, causal, scale, validate: bool) -> None:
+    """Raise a ValueError where this rank's arguments cannot be taken; with `validate`, where any rank's cannot.
+
+    refuse: called without arguments after the checks of `check_attention_inputs`; raises a ValueError for what else
+        stands against them.
+    validate: all ranks tell one another their shapes, dtypes, options and refusals, and all raise. A rank that raised
+        alone would leave the others waiting for its keys.
+    """
+    refusal = None
+    try:
+        check_attention_inputs(query, key, value, scale=scale)
+        if query.shape[2] != key.shape[2]:
+            raise ValueError(
+                f"query has length {query.shape[2]} and key {key.shape[2]}; a rank holds query, key and value of the "
+                "same places."
+            )
+        refuse()
+    except ValueError as error:
+        refusal = str(error)
+    if validate:
+        inputs = {"query": query, "key": key, "value": value}
+        ranks.agree(
+            **{f"the shape of {name}": tuple(getattr(one, "shape", ())) for name, one in inputs.items()},
+            **{f"the dtype of {name}": str(getattr(one, "dtype", None)) for name, one in inputs.items()},
+            **{f"whether {name} requires a gradient": getattr(one, "requires_grad", None) for name, one in inputs.items()},
+            causal=causal, scale=scale, refusal=refusal,
+        )  # fmt: skip
+    if refusal is not None:
+        raise ValueError(refusal)
