@@ -91,9 +91,9 @@ def ring_attention(
         validate: the ranks compare shapes, dtypes and options first, which costs about a millisecond. False: for calls
             whose like has passed before; ranks that differ then wait for each other, or send what does not fit.
 
-    Returns (output, log-sum-exp): contiguous of query's shape and dtype, and float32 [batch, query_heads, rows], natural
-    logarithm. Both can be differentiated once, where all ranks run the backward pass. The kernels round what a step
-    adds to a gradient to the inputs' dtype, as they do for one rank; the sum over the steps is float32.
+    Returns (output, log-sum-exp): contiguous, of query's shape and dtype; and float32 [batch, query_heads, rows],
+    natural logarithm. Both can be differentiated once, where all ranks run the backward pass. The kernels round what
+    a step adds to a gradient to the inputs' dtype, as they do for one rank; the sum over the steps is float32.
 
     With one rank it is `attention`, and nothing is exchanged.
 
@@ -161,6 +161,7 @@ class Ring:
         works = distributed.batch_isend_irecv(parts)
         if not self.overlap:
             wait(works)
+            return []  # gloo's work, waited for again, would wait for another message
         return works
 
     def buffers(self, pair) -> list[list[torch.Tensor]]:

@@ -24,11 +24,11 @@ def check_on_all_ranks(ranks, query, key, value, refuse, *, causal, scale, valid
         refusal = str(error)
     if validate:
         inputs = {"query": query, "key": key, "value": value}
-        ranks.agree(
-            **{f"the shape of {name}": tuple(getattr(one, "shape", ())) for name, one in inputs.items()},
-            **{f"the dtype of {name}": str(getattr(one, "dtype", None)) for name, one in inputs.items()},
-            **{f"whether {name} requires a gradient": getattr(one, "requires_grad", None) for name, one in inputs.items()},
-            causal=causal, scale=scale, refusal=refusal,
-        )  # fmt: skip
+        facts: dict[str, object] = {}
+        for what, default in (("shape", ()), ("dtype", None), ("requires_grad", None)):
+            for name, tensor in inputs.items():
+                fact = getattr(tensor, what, default)
+                facts[f"{name}'s {what}"] = tuple(fact) if what == "shape" else fact
+        ranks.agree(**facts, causal=causal, scale=scale, refusal=refusal)
     if refusal is not None:
         raise ValueError(refusal)

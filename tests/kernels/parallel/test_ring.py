@@ -1,9 +1,8 @@
-"""Ring attention on 2 and 4 processes: outputs and gradients, bytes, who works how much, and refusals.
+"""Attention over a sequence on 2 and 4 processes, by the ring and by heads: results, bytes, work, and refusals.
 
-Every start of the processes answers many tests, see `ring`.
+A start of the processes takes seconds, so each answers all that is asked of so many ranks, of either way.
 """
 
-import functools
 import math
 
 import pytest
@@ -13,34 +12,38 @@ import torch.distributed as distributed
 from course_lib.hardware.ranks import Ranks, run_on_ranks
 from course_lib.kernels.attention.backward_reference import attention_backward_reference
 from course_lib.kernels.attention.reference import attention_reference
-from course_lib.kernels.parallel import ring
+from course_lib.kernels.parallel import heads_for_sequence, ring
+from course_lib.kernels.parallel.heads_for_sequence import attention_over_heads
 from course_lib.kernels.parallel.merge import merge_part, merge_part_reference
-from course_lib.kernels.parallel.ring import bytes_received, ring_attention, zigzag_positions
+from course_lib.kernels.parallel.ring import ring_attention, zigzag_positions
 
-# Name: query heads, KV heads, rows of a rank, head_dim, and options.
-CASES = {
-    "causal": (4, 2, 6, 16, {}),
-    "causal, scaled, odd head_dim": (2, 2, 10, 24, {"scale": 0.4}),
-    "causal, in turn": (4, 1, 6, 16, {"overlap": False}),
-    "causal, contiguous": (2, 1, 7, 16, {"zigzag": False}),
-    "full": (4, 2, 5, 16, {"causal": False}),
+# Name: (batch, query heads, KV heads, rows of a rank, head_dim), and options.
+RING = {
+    "causal": ((2, 2, 1, 6, 16), {}),
+    "causal, scaled, in turn": ((1, 1, 1, 10, 24), {"scale": 0.4, "overlap": False}),
+    "causal, contiguous": ((1, 1, 1, 7, 16), {"zigzag": False}),
+    "full": ((1, 2, 2, 5, 16), {"causal": False}),
 }
-BATCH = 2
+HEADS = {
+    "by heads": ((2, 4, 4, 5, 16), {}),
+    "by heads, copied": ((1, 8, 2, 3, 16), {"causal": False, "scale": 0.4}),
+}
+CASES = RING | HEADS
 
 
 def whole(case: str, size: int) -> list[torch.Tensor]:
     """Query, key, value, and the gradients of output and log-sum-exp, of the whole sequence, float32."""
-    query_heads, key_heads, rows, head_dim, _ = CASES[case]
+    (batch, query_heads, key_heads, rows, head_dim), _ = CASES[case]
     draw = torch.Generator().manual_seed(1)
-    shapes = [(query_heads, head_dim), (key_heads, head_dim), (key_heads, head_dim), (query_heads, head_dim)]
-    made = [torch.randn(BATCH, heads, rows * size, dim, generator=draw) for heads, dim in shapes]
-    made[1][:, :, -3:] *= 6  # large scores that some ranks meet first and some last
-    return [*made, torch.randn(BATCH, query_heads, rows * size, generator=draw)]
+    heads = query_heads, key_heads, key_heads, query_heads
+    made = [torch.randn(batch, count, rows * size, head_dim, generator=draw) for count in heads]
+    made[1][:, :, -3:] *= 6  # large scores, which some ranks meet first and some last
+    return [*made, torch.randn(batch, query_heads, rows * size, generator=draw)]
 
 
 def places(case: str, rank: int, size: int) -> torch.Tensor:
-    rows, options = CASES[case][2], CASES[case][4]
-    if options.get("causal", True) and options.get("zigzag", True):
+    (*_, rows, _), options = CASES[case]
+    if case in RING and options.get("causal", True) and options.get("zigzag", True):
         return zigzag_positions(rank, size, rows * size)
     return torch.arange(rank * rows, (rank + 1) * rows)
 
@@ -53,26 +56,40 @@ def work(ranks: Ranks) -> dict:
 def run_case(ranks: Ranks, case: str) -> dict:
     """Results and gradients of a case; the story of the forward pass; and the bytes received in each pass."""
     story: list[tuple[str, int]] = []  # exchanges with the bytes received, products with the pairs of query and key
-    exchange, forward = distributed.batch_isend_irecv, ring.forward
+    batch_isend_irecv, all_to_all_single, forward = (
+        distributed.batch_isend_irecv, distributed.all_to_all_single, ring.forward
+    )  # fmt: skip
 
-    def noted_exchange(parts):
+    def noted_pass(parts):
         story.append(("exchange", sum(part.tensor.nbytes for part in parts if part.op is distributed.irecv)))
-        return exchange(parts)
+        return batch_isend_irecv(parts)
+
+    def noted_all_to_all(received, sent):
+        story.append(("exchange", received.nbytes * (ranks.size - 1) // ranks.size))
+        return all_to_all_single(received, sent)
 
     def noted_forward(query, key, *rest, **options):
         rows = query.shape[2]
         story.append(("products", rows * (rows + 1) // 2 if options["causal"] else rows * key.shape[2]))
         return forward(query, key, *rest, **options)
 
-    mine = [one[:, :, places(case, ranks.rank, ranks.size)] for one in whole(case, ranks.size)]
-    inputs = [one.requires_grad_() for one in mine[:3]]
-    distributed.batch_isend_irecv, ring.forward = noted_exchange, noted_forward
-    results = ring_attention(ranks, *inputs, **CASES[case][4])
+    *inputs, gradient, lse_gradient = [one[:, :, places(case, ranks.rank, ranks.size)]
+                                       for one in whole(case, ranks.size)]  # fmt: skip
+    for one in inputs:
+        one.requires_grad_()
+    distributed.batch_isend_irecv, distributed.all_to_all_single = noted_pass, noted_all_to_all
+    ring.forward = noted_forward
+    if case in RING:
+        results = ring_attention(ranks, *inputs, **CASES[case][1])
+        said = [ring.bytes_received(ranks.size, inputs[1], backward=backward) for backward in (False, True)]
+    else:
+        results = (attention_over_heads(ranks, *inputs, **CASES[case][1]),)
+        said = [heads_for_sequence.bytes_received(ranks.size, *inputs[:2])] * 2
     forwards = len(story)
-    gradients = torch.autograd.grad(results, inputs, mine[3:])
-    distributed.batch_isend_irecv, ring.forward = exchange, forward
+    gradients = torch.autograd.grad(results, inputs, (gradient, lse_gradient)[: len(results)])
+    distributed.batch_isend_irecv, distributed.all_to_all_single = batch_isend_irecv, all_to_all_single
+    ring.forward = forward
     got = [sum(size for what, size in part if what == "exchange") for part in (story[:forwards], story[forwards:])]
-    said = [bytes_received(ranks.size, inputs[1], backward=backward) for backward in (False, True)]
     return {"results": results, "gradients": gradients, "story": story[:forwards], "got": got, "said": said}
 
 
@@ -92,110 +109,107 @@ def faults(ranks: Ranks) -> dict[str, str]:
         "heads": ((key.expand(1, 3, 4, 16), query, query), {}),
         "lengths": ((query, key[:, :, :2], key[:, :, :2]), {}),
     }
-    told = {}
+    many = query[:, :1].expand(1, ranks.size + 1, 4, 16)
+    told = {"by heads": refusal_of(attention_over_heads, ranks, many, key, key)}
     for name, (inputs, options) in calls.items():
-        try:
-            ring_attention(ranks, *inputs, **options)
-            told[name] = "nothing"
-        except ValueError as error:
-            told[name] = str(error)
+        told[name] = refusal_of(ring_attention, ranks, *inputs, **options)
     ring_attention(ranks, *odd, causal=False)  # without a mask any number of rows will do
     return told
 
 
-SIZES = (2, 4)
+def refusal_of(function, *inputs, **options) -> str:
+    try:
+        function(*inputs, **options)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
 
 
-@functools.cache
-def results_of(size: int) -> list[dict]:
-    return run_on_ranks(work, size, device="cpu", seconds=300)
-
-
-def joined(parts: list[torch.Tensor], case: str, size: int) -> torch.Tensor:
-    """The whole sequence out of what the ranks have."""
-    found = torch.full((BATCH, parts[0].shape[1], CASES[case][2] * size, *parts[0].shape[3:]), math.nan)
+def joined(results: list[dict], case: str, what: str, number: int) -> torch.Tensor:
+    """The whole sequence out of what the ranks have, float64."""
+    parts = [result[case][what][number] for result in results]
+    length = sum(part.shape[2] for part in parts)
+    found = torch.full((*parts[0].shape[:2], length, *parts[0].shape[3:]), math.nan, dtype=torch.float64)
     for rank, part in enumerate(parts):
-        found[:, :, places(case, rank, size)] = part
+        assert part.dtype == torch.float32
+        found[:, :, places(case, rank, len(parts))] = part.double()
     return found
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("size", SIZES)
-def test_output_and_log_sum_exp_are_those_of_one_rank(size, case):
-    inputs = [one.double() for one in whole(case, size)[:3]]
-    options = {"causal": True} | {name: CASES[case][4][name] for name in CASES[case][4] if name in ("causal", "scale")}
-    wanted = attention_reference(*inputs, return_lse=True, **options)
-    for number, due in enumerate(wanted):
-        found = joined([result[case]["results"][number] for result in results_of(size)], case, size)
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(found.double(), due, rtol=1e-5, atol=2e-5)
+@pytest.mark.parametrize("size", (2, 4))
+def test_what_ranks_compute_together_is_what_one_computes(size):
+    results = run_on_ranks(work, size, device="cpu", seconds=300)
+    for case in CASES:
+        results_are_those_of_one_rank(results, case)
+        a_rank_receives_what_is_said(results, case)
+    zigzag_gives_all_ranks_the_same_work(results)
+    keys_are_on_their_way_before_the_products_begin(results)
+    all_ranks_are_told_what_is_wrong_with_one(results)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("size", SIZES)
-def test_gradients_are_those_of_one_rank(size, case):
-    """Those of a loss of output and log-sum-exp: the Δ of a row has a part from both."""
-    *inputs, gradient, lse_gradient = [one.double() for one in whole(case, size)]
-    options = {"causal": True} | {name: CASES[case][4][name] for name in CASES[case][4] if name in ("causal", "scale")}
-    wanted = attention_backward_reference(*inputs, gradient, log_sum_exp_gradient=lse_gradient, **options)
-    for number, due in enumerate(wanted):
-        found = joined([result[case]["gradients"][number] for result in results_of(size)], case, size)
-        torch.testing.assert_close(found.double(), due, rtol=1e-4, atol=1e-4)
+def results_are_those_of_one_rank(results, case):
+    """Gradients are of a loss of output and log-sum-exp: the Δ of a row has a part from both."""
+    *inputs, gradient, lse_gradient = [one.double() for one in whole(case, len(results))]
+    given = CASES[case][1]
+    options = {"causal": given.get("causal", True), "scale": given.get("scale")}
+    wanted = attention_reference(*inputs, return_lse=True, **options)[: 2 if case in RING else 1]
+    lse_gradient = lse_gradient if case in RING else None
+    gradients = attention_backward_reference(*inputs, gradient, log_sum_exp_gradient=lse_gradient, **options)
+    for what, due in [("results", wanted), ("gradients", gradients)]:
+        for number, one in enumerate(due):
+            found = joined(results, case, what, number)
+            assert torch.allclose(found, one, rtol=1e-4, atol=1e-4), (case, what, number, (found - one).abs().max())
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("size", SIZES)
-def test_a_rank_receives_what_is_said(size, case):
-    _, key_heads, rows, head_dim, _ = CASES[case]
-    share = 2 * BATCH * key_heads * rows * head_dim  # numbers in its keys and values
-    for result in results_of(size):
-        assert result[case]["got"] == result[case]["said"] == [(size - 1) * share * 4, (size - 1) * share * 8]
+def a_rank_receives_what_is_said(results, case):
+    (batch, query_heads, key_heads, rows, head_dim), _ = CASES[case]
+    size = len(results)
+    keys_and_values = 2 * batch * key_heads * rows * head_dim * 4
+    due = [(size - 1) * keys_and_values * times for times in (1, 2)]
+    if case in HEADS:
+        copies = max(1, size // key_heads)
+        due = [(size - 1) * (2 * batch * query_heads * rows * head_dim * 4 + keys_and_values * copies) // size] * 2
+    for result in results:
+        assert result[case]["got"] == result[case]["said"] == due, case
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_zigzag_gives_all_ranks_the_same_work_and_contiguous_chunks_do_not(size):
+def zigzag_gives_all_ranks_the_same_work(results):
     def pairs(case):
-        stories = [result[case]["story"] for result in results_of(size)]
-        return [sum(number for what, number in story if what == "products") for story in stories]
+        return [sum(number for what, number in result[case]["story"] if what == "products") for result in results]
 
-    length = CASES["causal"][2] * size
-    assert pairs("causal") == [length * (length + 1) // 2 // size] * size
+    def all_pairs(case):
+        length = CASES[case][0][3] * len(results)
+        return length * (length + 1) // 2
+
+    assert pairs("causal") == [all_pairs("causal") // len(results)] * len(results)
     contiguous = pairs("causal, contiguous")
-    length = CASES["causal, contiguous"][2] * size
-    assert sum(contiguous) == length * (length + 1) // 2 and contiguous == sorted(contiguous)
-    assert contiguous[-1] > 1.4 * sum(contiguous) / size
+    assert sum(contiguous) == all_pairs("causal, contiguous") and max(contiguous) == contiguous[-1]
+    assert contiguous[-1] > 1.4 * sum(contiguous) / len(results)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_keys_are_on_their_way_before_the_products_begin(size):
-    for result in results_of(size):
+def keys_are_on_their_way_before_the_products_begin(results):
+    for result in results:
         order = [what for what, _ in result["causal"]["story"]]
-        assert order == ["exchange", "products"] * (size - 1) + ["products"]
+        assert order == ["exchange", "products"] * (len(results) - 1) + ["products"]
 
 
-@pytest.mark.parametrize(
-    "fault, words",
-    [
-        ("shape", "shape of query: rank 0 has (1, 2, 4, 16), rank 1 has (1, 2, 2, 16)"),
-        ("dtype", "dtype of query: rank 0 has torch.float32, rank 1 has torch.float16"),
-        ("strides", "rank 1 has query has stride"),
-        ("no tensor", "rank 1 has ()"),
-        ("options", "disagree on scale: rank 0 has None, rank 1 has 0.5"),
-        ("gradient", "whether query requires a gradient: rank 0 has False, rank 1 has True"),
-        ("heads", "query has 3 heads; it must have a multiple of the 2"),
-        ("lengths", "query has length 4 and key 2"),
-    ],
-)
-@pytest.mark.parametrize("size", SIZES)
-def test_all_ranks_are_told_what_is_wrong_with_one(size, fault, words):
-    told = [result["told"][fault] for result in results_of(size)]
-    assert all(one == told[0] and words in one for one in told), told
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_a_length_that_cannot_be_cut_is_refused_with_one_that_can(size):
-    padded = math.ceil(3 * size / (2 * size)) * 2 * size
-    assert f"Pad it at its end to {padded} places" in results_of(size)[-1]["told"]["odd"]
+def all_ranks_are_told_what_is_wrong_with_one(results):
+    size = len(results)
+    words = {
+        "shape": "query's shape: rank 0 has (1, 2, 4, 16), rank 1 has (1, 2, 2, 16)",
+        "dtype": "query's dtype: rank 0 has torch.float32, rank 1 has torch.float16",
+        "strides": "rank 1 has query has stride",
+        "no tensor": "query's shape: rank 0 has (1, 2, 4, 16), rank 1 has ()",
+        "options": "disagree on scale: rank 0 has None, rank 1 has 0.5",
+        "gradient": "query's requires_grad: rank 0 has False, rank 1 has True",
+        "odd": f"has {3 * size} places; {size} ranks in the zig-zag order need a positive multiple of 2 · {size}",
+        "heads": "query has 3 heads; it must have a multiple of the 2",
+        "lengths": "query has length 4 and key 2",
+        "by heads": f"query has {size + 1} heads; they are shared out to {size} ranks",
+    }
+    for fault, due in words.items():
+        told = [result["told"][fault] for result in results]
+        assert all(one == told[0] and due in one for one in told), (fault, told)
 
 
 @pytest.mark.parametrize("ranks, length", [(1, 5), (2, 12), (4, 8), (3, 30)])
@@ -218,7 +232,7 @@ def test_a_rank_that_does_not_exist_is_refused():
 
 
 def test_one_rank_is_plain_attention_of_any_length():
-    inputs = [one.requires_grad_() for one in whole("causal, contiguous", 1)[:3]]
+    inputs = [one.requires_grad_() for one in whole("causal, contiguous", 1)[:3]]  # 7 places
     output, log_sum_exp = ring_attention(Ranks(0, 1, torch.device("cpu")), *inputs)
     wanted = attention_reference(*(one.double() for one in inputs), causal=True, return_lse=True)
     torch.testing.assert_close(output.double(), wanted[0], rtol=1e-5, atol=1e-5)
