@@ -19,16 +19,21 @@ from course_lib.kernels.parallel.ring import ring_attention, zigzag_positions
 
 # Name: (batch, query heads, KV heads, rows of a rank, head_dim), and options.
 RING = {
-    "causal": ((2, 2, 1, 6, 16), {}),
+    "causal": ((1, 2, 1, 6, 16), {}),
     "causal, scaled, in turn": ((1, 1, 1, 10, 24), {"scale": 0.4, "overlap": False}),
     "causal, contiguous": ((1, 1, 1, 7, 16), {"zigzag": False}),
-    "full": ((1, 2, 2, 5, 16), {"causal": False}),
+    "full": ((2, 1, 1, 5, 16), {"causal": False}),
 }
 HEADS = {
-    "by heads": ((2, 4, 4, 5, 16), {}),
-    "by heads, copied": ((1, 8, 2, 3, 16), {"causal": False, "scale": 0.4}),
+    "by heads": ((1, 4, 4, 5, 16), {}),
+    "by heads, copied": ((2, 4, 1, 3, 16), {"causal": False, "scale": 0.4}),
 }
 CASES = RING | HEADS
+
+
+def cases_for(size: int) -> list[str]:
+    """All of them for two ranks, and of more those that have something more to show: their kernels take seconds."""
+    return list(CASES) if size == 2 else ["causal", "causal, contiguous", *HEADS]
 
 
 def whole(case: str, size: int) -> list[torch.Tensor]:
@@ -49,8 +54,12 @@ def places(case: str, rank: int, size: int) -> torch.Tensor:
 
 
 def work(ranks: Ranks) -> dict:
-    """What a process does, and what the tests look at."""
-    return {case: run_case(ranks, case) for case in CASES} | {"told": faults(ranks)}
+    """What a process does, and what the tests look at.
+
+    By heads, what a rank computes alone is plain PyTorch: the operator's first call imports for two seconds.
+    """
+    heads_for_sequence.attention = attention_reference
+    return {case: run_case(ranks, case) for case in cases_for(ranks.size)} | {"told": faults(ranks)}
 
 
 def run_case(ranks: Ranks, case: str) -> dict:
@@ -86,7 +95,9 @@ def run_case(ranks: Ranks, case: str) -> dict:
         results = (attention_over_heads(ranks, *inputs, **CASES[case][1]),)
         said = [heads_for_sequence.bytes_received(ranks.size, *inputs[:2])] * 2
     forwards = len(story)
-    gradients = torch.autograd.grad(results, inputs, (gradient, lse_gradient)[: len(results)])
+    # A loss, and not gradients of the results: for those autograd imports SymPy, which takes each process a second.
+    loss = sum((one * weights).sum() for one, weights in zip(results, (gradient, lse_gradient)))
+    gradients = torch.autograd.grad(loss, inputs)
     distributed.batch_isend_irecv, distributed.all_to_all_single = batch_isend_irecv, all_to_all_single
     ring.forward = forward
     got = [sum(size for what, size in part if what == "exchange") for part in (story[:forwards], story[forwards:])]
@@ -139,7 +150,7 @@ def joined(results: list[dict], case: str, what: str, number: int) -> torch.Tens
 @pytest.mark.parametrize("size", (2, 4))
 def test_what_ranks_compute_together_is_what_one_computes(size):
     results = run_on_ranks(work, size, device="cpu", seconds=300)
-    for case in CASES:
+    for case in cases_for(size):
         results_are_those_of_one_rank(results, case)
         a_rank_receives_what_is_said(results, case)
     zigzag_gives_all_ranks_the_same_work(results)
