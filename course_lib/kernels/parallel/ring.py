@@ -201,7 +201,7 @@ def ring_forward(query, key, value, ring: Ring):
     pair = [key.contiguous(), value.contiguous()]
     buffers = ring.buffers(pair)
     # What lies between the first merge of a row and its last one.
-    sums = torch.empty(query.shape, dtype=torch.float32, device=query.device) if ring.ranks.size > 2 else None
+    sums = torch.empty(query.shape if ring.ranks.size > 2 else (0,), dtype=torch.float32, device=query.device)
     output = log_sum_exp = torch.empty(0)
     for step, (first, key_end) in enumerate(meetings):
         arriving = buffers[step % 2] if step + 1 < ring.ranks.size else []

@@ -24,11 +24,9 @@ def check_on_all_ranks(ranks, query, key, value, refuse, *, causal, scale, valid
         refusal = str(error)
     if validate:
         inputs = {"query": query, "key": key, "value": value}
-        facts: dict[str, object] = {}
-        for what, default in (("shape", ()), ("dtype", None), ("requires_grad", None)):
-            for name, tensor in inputs.items():
-                fact = getattr(tensor, what, default)
-                facts[f"{name}'s {what}"] = tuple(fact) if what == "shape" else fact
-        ranks.agree(**facts, causal=causal, scale=scale, refusal=refusal)
+        shapes = {f"{name}'s shape": tuple(getattr(tensor, "shape", ())) for name, tensor in inputs.items()}
+        others = {f"{name}'s {what}": getattr(tensor, what, None)
+                  for what in ("dtype", "requires_grad") for name, tensor in inputs.items()}  # fmt: skip
+        ranks.agree(**shapes, **others, causal=causal, scale=scale, refusal=refusal)
     if refusal is not None:
         raise ValueError(refusal)
