@@ -7,7 +7,7 @@ forward pass, and forward and backward together. Rows:
     ring              `ring_attention`, in the zig-zag order
     one queue         the same where CUDA_DEVICE_MAX_CONNECTIONS is 1, so that kernels start in the order of their calls
     in turn           the same without overlap: each exchange ends before the products of its step begin
-    contiguous        the ring with one chunk for each rank, where the last rank has almost twice the average work
+    contiguous        the ring with one chunk for each rank, where the last of two has 1.5 times the average work
     by heads          `attention_over_heads`
 
 The row "one queue" is there because a persistent kernel takes all multiprocessors at once. NCCL's kernel, which needs

@@ -8,7 +8,7 @@ step of a ring read and write 16 bits where those between keep 32.
 
 Bytes: each row of both outputs read and of one written, and 12 for the log-sum-exps. For 65,536 rows of 32 heads of 128
 these are 1.6 GB when all three are of 16 bits: 0.4 ms at 4 TB/s. With the sums in float32 they are 2.7 GB. The same in
-PyTorch's operations, one after another, moves about 10 GB.
+PyTorch's operations, one after another, moves 8 GB.
 Source: Dao et al., Flash-Decoding for long-context inference, 2023.
 """
 

@@ -85,8 +85,8 @@ def ring_attention(
         causal: a query sees the keys at its place and before. Without it any order of the places is right.
         scale: factor of the scores, above 0; 1/√head_dim when None.
         zigzag: the rows are the places of `zigzag_positions`. False: those of one chunk, rank r having the r-th. That
-            is right as well, but causal attention then lasts as long as on the last rank, which computes almost twice
-            the average.
+            is right as well, but causal attention then lasts as long as on the last rank, which computes 2 - 1 / ranks
+            times the average.
         overlap: False waits for each exchange before the products of its step, to see what it would cost.
         validate: the ranks compare shapes, dtypes and options first, which costs about a millisecond. False: for calls
             whose like has passed before; ranks that differ then wait for each other, or send what does not fit.

@@ -29,6 +29,7 @@ HEADS = {
     "by heads, copied": ((2, 4, 1, 3, 16), {"causal": False, "scale": 0.4}),
 }
 CASES = RING | HEADS
+OUTPUT_ALONE, LSE_ALONE = "causal, contiguous", "full"  # what the loss depends on; else on both
 
 
 def whole(case: str, size: int) -> list[torch.Tensor]:
@@ -106,7 +107,8 @@ def run_case(ranks: Ranks, case: str) -> dict:
         said = [heads_for_sequence.bytes_received(ranks.size, *inputs[:2])] * 2
     forwards = len(story)
     # A loss, and not gradients of the results: for those autograd imports SymPy, which takes each process a second.
-    loss = sum((one * weights).sum() for one, weights in zip(results, (gradient, lse_gradient)))
+    losses = [(one * weights).sum() for one, weights in zip(results, (gradient, lse_gradient))]
+    loss = losses[1] if case == LSE_ALONE else losses[0] if case == OUTPUT_ALONE else sum(losses)
     gradients = torch.autograd.grad(loss, inputs)
     distributed.batch_isend_irecv, distributed.all_to_all_single = batch_isend_irecv, all_to_all_single
     ring.forward = forward
@@ -169,12 +171,13 @@ def test_what_ranks_compute_together_is_what_one_computes(size):
 
 
 def results_are_those_of_one_rank(results, case):
-    """Gradients are of a loss of output and log-sum-exp: the Δ of a row has a part from both."""
+    """Gradients are mostly of a loss of output and log-sum-exp: the Δ of a row has a part from both."""
     *inputs, gradient, lse_gradient = [one.double() for one in whole(case, len(results))]
     given = CASES[case][1]
     options = {"causal": given.get("causal", True), "scale": given.get("scale")}
     wanted = attention_reference(*inputs, return_lse=True, **options)[: 2 if case in RING else 1]
-    lse_gradient = lse_gradient if case in RING else None
+    lse_gradient = lse_gradient if case in RING and case != OUTPUT_ALONE else None
+    gradient = gradient * 0 if case == LSE_ALONE else gradient
     gradients = attention_backward_reference(*inputs, gradient, log_sum_exp_gradient=lse_gradient, **options)
     for what, due in [("results", wanted), ("gradients", gradients)]:
         for number, one in enumerate(due):
