@@ -19,11 +19,11 @@ from course_lib.hardware.simulated_ranks import play_ranks
 MACHINE = inspect.getsource(play_ranks) + "\n\n" + inspect.getsource(watch_memory)
 
 
-def play_in_orders(functions, machine, name, x):
-    """What all ranks get from calls one after another, x [calls, ranks, n]. Sent to the worker by its source alone."""
+def play_in_orders(functions, machine, name, ranks, x):
+    """What all ranks get from calls one after another; x [calls · ranks, n]. Sent to the worker by its source alone."""
     import torch
 
-    scope, stuck, races, sums, (_, ranks, n) = {}, [], set(), {}, x.shape
+    scope, stuck, races, sums, n = {}, [], set(), {}, x.shape[1]
     exec(machine, scope)
     for words, order in (("ascending", "ascending"), ("descending", "descending"), ("random", 1)):
         watched, found = scope["watch_memory"](ranks, n)
@@ -41,29 +41,30 @@ def play_in_orders(functions, machine, name, x):
                 results.append(result)
             return torch.stack(results)
 
-        own, events = [tuple(x[:, rank]) for rank in range(ranks)], []
+        own, events = [tuple(x[rank::ranks]) for rank in range(ranks)], []
         played = scope["play_ranks"](calls, own, order, (n, x.dtype), events=events)
         other = {step for _, step, *_ in events} - {"write", "read", "signal", "wait", "barrier"}
         if other:
             raise TypeError(f"{min(other)!r} is no step of this exercise: write, read, signal, wait or barrier")
         ended = played["ending"] == "finished"
         stuck += [] if ended else [f"{words}: {played['ending']}"]
-        sums[words] = torch.stack(played["results"], 1) if ended else x * float("nan")
+        sums[words] = torch.stack(played["results"], 1) if ended else x.view(-1, ranks, n) * float("nan")
         races |= found
         functions.noted["received"] = max(played["received"])
-    same = stuck or races or torch.equal(sums["random"], sums["random"][:, :1].expand(x.shape))
+    same = stuck or races or torch.equal(sums["random"], sums["random"][:, :1].expand_as(sums["random"]))
     return {"ending": stuck[0] if stuck else "finished", "races": ", ".join(sorted(races)) or "none", **sums,
             "bits": "the same on all ranks" if same else "they differ between ranks"}  # fmt: skip
 
 
 def as_told(sums):
-    same = torch.equal(sums, sums[:, :1].expand(sums.shape))
+    same = torch.equal(sums, sums[:, :1].expand_as(sums))
     return {"ending": "finished", "races": "none", "ascending": sums, "descending": sums, "random": sums,
             "bits": "the same on all ranks" if same else "they differ between ranks"}  # fmt: skip
 
 
-def right(machine, name, xs):
-    return as_told(xs.sum(1, keepdim=True).expand(xs.shape).clone())
+def right(machine, name, ranks, xs, backwards=False):
+    xs = xs.view(-1, ranks, xs.shape[1])
+    return as_told((xs.flip(1) if backwards else xs).sum(1, keepdim=True).expand_as(xs).clone())
 
 
 def one_shot(rank, ranks, x):
@@ -101,11 +102,12 @@ def two_shot(rank, ranks, x):
     return torch.cat(parts)
 
 
-def programs(machine, name, xs):
+def programs(machine, name, ranks, xs):
     """What a program without a race gets: the same in every order and in every call."""
     run = {"one_shot": one_shot, "two_shot": two_shot}[name]
     try:
-        played = [play_ranks(run, [(x,) for x in call], "ascending", (len(call[0]), call.dtype)) for call in xs]
+        memory = xs.shape[1], xs.dtype
+        played = [play_ranks(run, [(x,) for x in call], "ascending", memory) for call in xs.split(ranks)]
         return as_told(torch.stack([torch.stack(one["results"]) for one in played]))
     except (RuntimeError, ValueError):  # pieces of other lengths
         raise DoesNotRun from None
@@ -116,22 +118,26 @@ def made(draw, name, ranks, n, calls=1, numbers=1.0):
     xs = (xs * 50).round() if n < 30 else xs  # whole numbers have the same sum in any order
     if numbers == "one rank far larger":
         xs[:, draw.integer(0, ranks)] *= 4096.0
-    return MACHINE, name, xs * (numbers if isinstance(numbers, float) else 1.0)
+    if numbers == "two ranks cancel" and ranks > 1:  # in float64 too the order decides what is left of the others
+        xs[:, 0], xs[:, 1] = 1e20, -1e20
+    return MACHINE, name, ranks, xs.flatten(0, 1) * (numbers if isinstance(numbers, float) else 1.0)
 
 
 CONTRACTS = tuple(
     Contract(
         lambda draw, name=name, **choices: made(draw, name, **choices),
         {"ranks": (1, 2, 3, 4, 8), "n": (1, 2, 3, 9, 50), "calls": (1, 2),
-         "numbers": (Level(1.0, ""), Level(2.0**100, "1e30"), Level(2.0**-100, "1e-30"), "one rank far larger")},
+         "numbers": (Level(1.0, ""), Level(2.0**100, "1e30"), Level(2.0**-100, "1e-30"), "one rank far larger",
+                     "two ranks cancel")},
         {"ranks": "1 to 8", "n": "n at least 1", "calls": "called several times", "numbers": "of any size"},
         entry=name, driver=play_in_orders, most=8) for name in ("one_shot", "two_shot")
 )  # fmt: skip
 
 
 def all_reduce_cases(draw):
-    sizes = (("1 rank, 5 numbers", 1, 5), ("2 ranks, 6 numbers", 2, 6), ("4 ranks, 40 numbers", 4, 40),
-        ("2 ranks, 6 numbers, called three times", 2, 6, 3), ("3 ranks, 7 numbers", 3, 7),
+    sizes = (("1 rank, 5 numbers", 1, 5), ("2 ranks, 6 numbers", 2, 6), ("2 ranks, 6 numbers, called three times", 2, 6,
+        3), ("4 ranks, 40 numbers", 4, 40), ("3 ranks, 7 numbers", 3, 7), ("3 ranks, 7 numbers; two cancel", 3, 7, 1,
+        "two ranks cancel"),
         ("3 ranks, 61 numbers, called twice", 3, 61, 2), ("4 ranks, 2 numbers, called twice", 4, 2, 2),
         ("8 ranks, 43 numbers", 8, 43))  # fmt: skip
     both = [(name, words, size) for name in ("one_shot", "two_shot") for words, *size in sizes]
@@ -143,6 +149,8 @@ GATHERED, OWN_FIRST = "for owner in range(ranks):", "sorted(range(ranks), key=la
 SHARE, EVEN = "rank * n // ranks, (rank + 1) * n // ranks", "rank * (n // ranks), (rank + 1) * (n // ranks)"
 REST, WRITTEN = "torch.cat([*parts, x[len(x) // ranks * ranks :]{}])", 'yield ("write", total, begin)'
 NAN, APPENDED = float("nan"), "parts.append(part)"
+ROTATED = "for source in [*range(rank, ranks), *range(rank)]:"
+WIDE = ("torch.zeros_like(x)", "torch.zeros_like(x).double()", "return total", "return total.float()")
 OWN = "torch.cat([part if owner == rank else {} for owner, part in enumerate(parts)])"
 COMMON = (
     *edits("The rank's own numbers are missing from its sum.", own_missing=(ADDED, f"{ADDED} * (source != rank)")),
@@ -155,10 +163,10 @@ COMMON = (
 )  # fmt: skip
 IN_ONE_SHOT = (
     *COMMON,
-    *edits("The sums differ between ranks in their last bits: each rank adds in an order of its own, and so rounds "
-        "differently. Let all ranks add in the same order, for example from rank 0 on.",
-        own_order=(READ, "for source in [*range(rank, ranks), *range(rank)]:"),
-        own_order__own_first=(READ, f"for source in {OWN_FIRST}")),
+    *edits("The sums differ between ranks: each rank adds in an order of its own, and so rounds differently. In float64 "
+        "too some numbers show it. Let all ranks add in the same order, for example from rank 0 on.",
+        own_order=(READ, ROTATED), own_order__own_first=(READ, f"for source in {OWN_FIRST}"),
+        own_order__wide=(READ, ROTATED, *WIDE), own_order__own_first_wide=(READ, f"for source in {OWN_FIRST}", *WIDE)),
     *edits("Only one rank returns the sum.", sum_on_one_rank=("return total", "return total if rank == 0 else x")),
 )  # fmt: skip
 IN_TWO_SHOTS = (
@@ -227,7 +235,8 @@ class FewBytes(Requirement):
     id: str = "too_many_bytes"
 
     def complaint(self, case, seen):
-        (calls, ranks, n), name = case.args[2].shape, case.args[1]
+        _, name, ranks, xs = case.args
+        calls, n = len(xs) // ranks, xs.shape[1]
         numbers = (ranks - 1) * n if name == "one_shot" else (ranks > 1) * (n + (ranks - 2) * -(-n // ranks))
         received, enough = seen.noted.get("received", 0), 4 * calls * numbers
         why = f" Shares alone are read, and none needs more than {-(-n // ranks)}." if name == "two_shot" else ""
@@ -237,7 +246,7 @@ class FewBytes(Requirement):
 
 EXERCISE = Exercise(
     id="20.3", title="The all-reduce by hand", entries=("one_shot", "two_shot"), cases=all_reduce_cases, oracle=right,
-    plain=(lambda machine, name, xs: right(machine, name, xs.flip(1)),), contracts=CONTRACTS,
+    plain=(lambda *args: right(*args, backwards=True),), contracts=CONTRACTS,
     requirements=(FewBytes(),), models=(model_of(programs, IN_ONE_SHOT, (one_shot,), entry="one_shot"),
         model_of(programs, IN_TWO_SHOTS, (share, two_shot), entry="two_shot", most_pairs=100, styles=STYLES)),
     mistakes=tuple(Mistake(name, sentence, when=told(words), first=True) for name, words, sentence in TOLD),
