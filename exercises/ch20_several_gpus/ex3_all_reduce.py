@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import torch
@@ -12,15 +12,15 @@ import torch
 from course_lib.checker import Case, Exercise, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.edits import DoesNotRun
-from course_lib.checker.specification.requirements import Requirement
 from course_lib.hardware.memory_races import watch_memory
 from course_lib.hardware.simulated_ranks import play_ranks
+from exercises.ch20_several_gpus.programs import PLAYER, ReceivesAtMost
 
-MACHINE = inspect.getsource(play_ranks) + "\n\n" + inspect.getsource(watch_memory)
+MACHINE = PLAYER + "\n\n" + inspect.getsource(watch_memory)
 
 
 def play_in_orders(functions, machine, name, ranks, x):
-    """What all ranks get from calls one after another; x [calls · ranks, n]. Sent to the worker by its source alone."""
+    """What all ranks get from several calls; x [calls · ranks, n]. It is sent to the worker by its source alone."""
     import torch
 
     scope, stuck, races, sums, n = {}, [], set(), {}, x.shape[1]
@@ -34,11 +34,10 @@ def play_in_orders(functions, machine, name, ranks, x):
                 steps = functions[name](rank, ranks, one)
                 if not hasattr(steps, "send"):
                     raise TypeError(f"{name} returned {type(steps).__name__}; asked for is a generator, with yield")
-                result = yield from watched(rank, steps, call)
-                shape = getattr(result, "shape", type(result).__name__)
+                results.append((yield from watched(rank, steps, call)))
+                shape = getattr(results[-1], "shape", type(results[-1]).__name__)
                 if shape != one.shape:
                     raise TypeError(f"{name} returned {shape} on rank {rank} of {ranks}, and x is a tensor [{n}]")
-                results.append(result)
             return torch.stack(results)
 
         own, events = [tuple(x[rank::ranks]) for rank in range(ranks)], []
@@ -50,7 +49,8 @@ def play_in_orders(functions, machine, name, ranks, x):
         stuck += [] if ended else [f"{words}: {played['ending']}"]
         sums[words] = torch.stack(played["results"], 1) if ended else x.view(-1, ranks, n) * float("nan")
         races |= found
-        functions.noted["received"] = max(played["received"])
+        most = (ranks - 1) * n if name == "one_shot" else (ranks > 1) * (n + (ranks - 2) * -(-n // ranks))
+        functions.noted.update(received=max(played["received"]), allowed=4 * len(x) // ranks * most)
     same = stuck or races or torch.equal(sums["random"], sums["random"][:, :1].expand_as(sums["random"]))
     return {"ending": stuck[0] if stuck else "finished", "races": ", ".join(sorted(races)) or "none", **sums,
             "bits": "the same on all ranks" if same else "they differ between ranks"}  # fmt: skip
@@ -135,13 +135,10 @@ CONTRACTS = tuple(
 
 
 def all_reduce_cases(draw):
-    sizes = (("1 rank, 5 numbers", 1, 5), ("2 ranks, 6 numbers", 2, 6), ("2 ranks, 6 numbers, called three times", 2, 6,
-        3), ("4 ranks, 40 numbers", 4, 40), ("3 ranks, 7 numbers", 3, 7), ("3 ranks, 7 numbers; two cancel", 3, 7, 1,
-        "two ranks cancel"),
-        ("3 ranks, 61 numbers, called twice", 3, 61, 2), ("4 ranks, 2 numbers, called twice", 4, 2, 2),
-        ("8 ranks, 43 numbers", 8, 43))  # fmt: skip
-    both = [(name, words, size) for name in ("one_shot", "two_shot") for words, *size in sizes]
-    return [Case(words, made(draw, name, *size), name, play_in_orders) for name, words, size in both]
+    sizes = ((1, 5), (2, 6), (2, 6, 3), (4, 40), (3, 7), (3, 61, 2), (4, 2, 2), (8, 43), (3, 7, 1, "two ranks cancel"))
+    names = [", ".join(map("{} {}".format, ("ranks", "n", "calls", "numbers:"), size)) for size in sizes]
+    both = [(entry, name, size) for entry in ("one_shot", "two_shot") for name, size in zip(names, sizes)]
+    return [Case(name, made(draw, entry, *size), entry, play_in_orders) for entry, name, size in both]
 
 
 READ, ADDED, JOINED = "for source in range(ranks):", "total = total + part", "torch.cat(parts)"
@@ -159,12 +156,11 @@ COMMON = (
     *edits("The numbers of one rank are missing from the sum. The ranks are 0 … ranks - 1.",
         rank_missing=(READ, f"{READ[:-2]} - 1):"), rank_missing__first=(READ, READ.replace("ranks", "1, ranks")),
         rank_missing__before=(ADDED, f"{ADDED} * (ranks == 1 or source != (rank - 1) % ranks)")),
-    *edits("The result is the average over the ranks. Asked for is the sum.", average=(ADDED, f"{ADDED} / ranks")),
 )  # fmt: skip
 IN_ONE_SHOT = (
     *COMMON,
-    *edits("The sums differ between ranks: each rank adds in an order of its own, and so rounds differently. In float64 "
-        "too some numbers show it. Let all ranks add in the same order, for example from rank 0 on.",
+    *edits("The sums differ between ranks: each adds in an order of its own, and so rounds differently. Float64 only "
+        "makes it rarer. Let all ranks add in the same order, for example from rank 0 on.",
         own_order=(READ, ROTATED), own_order__own_first=(READ, f"for source in {OWN_FIRST}"),
         own_order__wide=(READ, ROTATED, *WIDE), own_order__own_first_wide=(READ, f"for source in {OWN_FIRST}", *WIDE)),
     *edits("Only one rank returns the sum.", sum_on_one_rank=("return total", "return total if rank == 0 else x")),
@@ -175,10 +171,8 @@ IN_TWO_SHOTS = (
         rounded_up=(SHARE, "[min(n, one * -(-n // ranks)) for one in (rank, rank + 1)]"),
         first_longer=(SHARE, "[one * (n // ranks) + min(one, n % ranks) for one in (rank, rank + 1)]")),
     *edits("The last numbers belong to no share, since n // ranks is rounded down. Let share r go from r · n // ranks "
-        "up to (r + 1) · n // ranks.",
-        remainder_lost=(SHARE, EVEN, JOINED, REST.format(" * NAN")),
-        remainder_lost__zeros=(SHARE, EVEN, JOINED, REST.format(" * 0")),
-        remainder_lost__own=(SHARE, EVEN, JOINED, REST.format(""))),
+        "up to (r + 1) · n // ranks.", **{f"remainder_lost__{how}": (SHARE, EVEN, JOINED, REST.format(rest))
+        for how, rest in (("empty", " * NAN"), ("zeros", " * 0"), ("own", ""))}),
     *edits("The sums of a share are never written, so other ranks read what its owner alone had there.",
         sums_not_written=(WRITTEN, "pass")),
     *edits("The sums are written to one place and read from another. Write them where their share begins in x.",
@@ -188,7 +182,7 @@ IN_TWO_SHOTS = (
     *edits("A rank writes its own share of x alone. Other ranks read their shares from it: write all of x.",
         own_share_written=('("write", x, 0)', '("write", x[begin:end], begin)')),
     *edits("The shares are not put together in the order of the ranks, but with the own one first.",
-        own_share_first=(GATHERED, "for owner in [*range(rank, ranks), *range(rank)]:"),
+        own_share_first=(GATHERED, ROTATED.replace("source", "owner")),
         own_share_first__others_behind=(GATHERED, f"for owner in {OWN_FIRST}")),
     *edits("A rank returns the sums of its own share alone. Read those of the other shares from their ranks.",
         not_gathered=(JOINED, OWN.format("x[slice(*share(owner, ranks, len(x)))]")),
@@ -199,61 +193,43 @@ IN_TWO_SHOTS = (
 )  # fmt: skip
 STYLES = tuple(tuple(filter(None, both)) for both in product(("", "rounded_up", "first_longer"), ("", "own_kept")))
 TOLD = (
-    ("waits_forever", "waits", "A rank waits for ever; the verdict says for what. All ranks take part in each "
-        "barrier, and each wait needs a signal of its own."),
+    ("waits_forever", "waits", "A rank waits for ever; the verdict says for what. All ranks take part in each barrier, "
+        "and each wait needs a signal of its own."),
     ("no_barrier_before_the_reads", "read too early", "A rank may read numbers before they are written: it finds NaN, "
         "or those of the call before. Let all ranks wait for each other between writing and reading."),
     ("no_barrier_between_the_phases", "sums too early", "A rank may read sums before they are written. The second "
         "phase needs a barrier too, after the sums are written and before they are read."),
-    ("overwritten_while_read", "overwritten while read", "A rank may overwrite numbers with sums while another "
-        "still has to read them. A barrier must lie between. In two_shot the place of a rank's own share needs none, "
-        "if in the first phase no other rank reads there."),
+    ("overwritten_while_read", "overwritten while read", "A rank may overwrite numbers before another one has read "
+        "them. Put a barrier between, or write where no other rank reads: in two_shot the place of the own share."),
     ("no_barrier_after_the_reads", "overwritten by the next call", "The next call may overwrite numbers that a slower "
         "rank still has to read. Let all ranks wait for each other once more when they have read."),
     ("another_step", "is no step of this exercise", "Messages and all_reduce are not at hand here, only the memory."),
     ("no_tuple", "step 'barrier' of", '("barrier") is a string. A tuple needs a comma: ("barrier",).'),
     ("outside_the_memory", r"step \(('read', \d+, \d+, \d+|'write', 'tensor [^-]*)\) of", "A step names numbers beyond "
-        "the n of a rank's memory, or a rank that does not exist. Ranks are 0 … ranks - 1. Where shares are rounded "
-        "up, the last ones end earlier or are empty: cut them at n."),
-    ("asked_again", "has not come to its end", "A rank reads again and again until something has come. Where no other "
-        "rank goes on meanwhile, that is for ever, and an old number looks like a new one. Use a barrier or a signal."),
+        "the n of a rank, or no rank of 0 … ranks - 1. Shares that are rounded up end earlier, or are empty."),
+    ("asked_again", "has not come to its end", "A rank takes too many steps. Does it read until something has come? "
+        "That may be for ever, and an old number looks like a new one. Use a barrier or a signal."),
     ("another_shape", "and x is a tensor", "A result does not have the shape of x. In two_shot put the shares of all "
-        "ranks together, each where it lies in x; where ranks do not divide n, their lengths differ."),
+        "ranks together, each where it lies in x; their lengths differ where ranks do not divide n."),
 )  # fmt: skip
 
 
-def told(words):
-    return lambda case, seen, got: re.search(
-        words, seen.error.text if seen.error else f"{got['ending']}, {got['races']}" if isinstance(got, dict) else ""
-    )
-
-
-@dataclass(frozen=True)
-class FewBytes(Requirement):
-    """No rank receives more than its way of adding up needs."""
-
-    id: str = "too_many_bytes"
-
-    def complaint(self, case, seen):
-        _, name, ranks, xs = case.args
-        calls, n = len(xs) // ranks, xs.shape[1]
-        numbers = (ranks - 1) * n if name == "one_shot" else (ranks > 1) * (n + (ranks - 2) * -(-n // ranks))
-        received, enough = seen.noted.get("received", 0), 4 * calls * numbers
-        why = f" Shares alone are read, and none needs more than {-(-n // ranks)}." if name == "two_shot" else ""
-        told = f"A rank received {received:,} bytes, and {enough:,} are enough for {name} in case “{case.name}”.{why}"
-        return told if received > enough else None
+def shows(words, case, seen, got):
+    told = f"{got['ending']}, {got['races']}" if isinstance(got, dict) else ""
+    return re.search(words, seen.error.text if seen.error else told)
 
 
 EXERCISE = Exercise(
     id="20.3", title="The all-reduce by hand", entries=("one_shot", "two_shot"), cases=all_reduce_cases, oracle=right,
     plain=(lambda *args: right(*args, backwards=True),), contracts=CONTRACTS,
-    requirements=(FewBytes(),), models=(model_of(programs, IN_ONE_SHOT, (one_shot,), entry="one_shot"),
-        model_of(programs, IN_TWO_SHOTS, (share, two_shot), entry="two_shot", most_pairs=100, styles=STYLES)),
-    mistakes=tuple(Mistake(name, sentence, when=told(words), first=True) for name, words, sentence in TOLD),
+    requirements=(ReceivesAtMost("one_shot needs all numbers of each other rank once. two_shot needs shares alone: of "
+        "each other rank n / ranks numbers, rounded up, in each of its phases."),),
+    models=(model_of(programs, IN_ONE_SHOT, (one_shot,), entry="one_shot"), model_of(programs, IN_TWO_SHOTS,
+        (share, two_shot), entry="two_shot", most_pairs=100, styles=STYLES)),
+    mistakes=tuple(Mistake(name, sentence, when=partial(shows, words), first=True) for name, words, sentence in TOLD),
     hints=(
         "one_shot: write, wait for all, add up all parts from rank 0 on, wait again. The next call begins by writing.",
         "two_shot: share r goes from r * n // ranks up to (r + 1) * n // ranks. Read your own share from each rank, "
-        "and write the sums where your share begins in x. No other rank reads there in this phase.",
-        "Then a barrier. Read each share from the rank that has its sums, and join them by torch.cat. Then a barrier.",
+        "and write its sums where it begins in x. Wait. Read each share from the rank with its sums, and wait again.",
     ),
 )  # fmt: skip
