@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +9,8 @@ import torch
 from course_lib.checker import Case, Exercise, Mistake, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.requirements import Requirement
-from course_lib.hardware.simulated_ranks import play_ranks
+from exercises.ch20_several_gpus.programs import PLAYER, told
 from exercises.ch20_several_gpus.shard_slips import CHANGES, mlp_on_ranks, of_columns
-
-PLAYER = inspect.getsource(play_ranks)
 
 
 def played(functions, player, ranks, x, gate_up, gate_up_bias, down, down_bias):
@@ -39,26 +36,28 @@ def played(functions, player, ranks, x, gate_up, gate_up_bias, down, down_bias):
         first = first or run["results"]
         if not all(map(torch.equal, first, run["results"])):
             break
-    held = max(sum(one.numel() for one in part if isinstance(one, torch.Tensor)) for part in parts)
-    functions.noted.update(held=held, received=max(run["received"]), steps=max(run["steps"]))
+    tensors = [[one for one in part if isinstance(one, torch.Tensor)] for part in parts]
+    functions.noted["held"] = max(sum(one.numel() for one in part) for part in tensors)
+    functions.noted["changed"] = sum(one._version for part in tensors for one in part)  # counts what is done in place
+    functions.noted.update(received=max(run["received"]), steps=max(run["steps"]))
     return {f"rank {rank}": result for rank, result in enumerate(run["results"])}
 
 
 @dataclass(frozen=True)
 class HoldsItsShare(Requirement):
-    """The part of a rank has only its share of the weights, and all of the second bias."""
+    """The part of a rank has only its share of the weights, and all of the second bias, and stays what it is."""
 
     id: str = "too_much_held"
 
     def complaint(self, case, seen):
         ranks, (*cut, down_bias), held = case.args[1], case.args[3:], seen.noted.get("held", 0)
         allowed = sum(tensor.numel() for tensor in cut) // ranks + down_bias.numel()
-        if held <= allowed:
-            return None
-        return (
-            f"The part of a rank has {held:,} numbers, and {allowed:,} are enough: 1 / ranks of both weights and of "
-            "the first bias, and the whole second bias. Cut them in `shard`."
-        )
+        if held > allowed:
+            return (
+                f"The part of a rank has {held:,} numbers, and {allowed:,} are enough: 1 / ranks of both weights and "
+                "of the first bias, and the whole second bias. Cut them in `shard`."
+            )
+        return "A tensor of `part` was written to." if seen.noted.get("changed", 0) else None
 
 
 @dataclass(frozen=True)
@@ -68,17 +67,18 @@ class OneAllReduce(Requirement):
     id: str = "more_over_the_links"
 
     def complaint(self, case, seen):
-        steps, received = seen.noted.get("steps", 0), seen.noted.get("received", 0)
-        allowed = (case.args[1] - 1) * case.args[2].nbytes
-        if steps <= 1 and received <= allowed:
+        steps, received, ranks = seen.noted.get("steps", 0), seen.noted.get("received", 0), case.args[1]
+        allowed = (ranks - 1) * case.args[2].nbytes
+        if ranks == 1 or steps <= 1 and received <= allowed:
             return None
         return (
-            f"In one call a rank took {steps} steps and received {received:,} bytes over the links. One all_reduce of "
-            f"a tensor [tokens, width] is enough, which brings {allowed:,} bytes."
+            f"In one call a rank of {ranks} took {steps} steps and received {received:,} bytes over the links. One "
+            f"all_reduce of a tensor [tokens, width] is enough, which brings {allowed:,} bytes. Cut gate_up by rows "
+            "and `down` by columns: then no rank needs anything of another one before its partial sum."
         )
 
 
-def made(draw, *, ranks, tokens, width, share, size=1.0, biases=1.0):
+def made(draw, ranks, tokens, width, share, size=1.0, biases=1.0):
     hidden = ranks * share
     x, gate_up = draw.normal(tokens, width, scale=size), draw.normal(2 * hidden, width, scale=width**-0.5)
     down = draw.normal(width, hidden, scale=hidden**-0.5)
@@ -88,16 +88,12 @@ def made(draw, *, ranks, tokens, width, share, size=1.0, biases=1.0):
 def shard_cases(draw):
     odd = draw.choice((5, 7))
     cases = {
-        "1 rank": {"ranks": 1, "tokens": 2, "width": 6, "share": 4},
-        "2 ranks, hidden 4, no biases": {"ranks": 2, "tokens": 2, "width": 6, "share": 2, "biases": 0.0},
-        "2 ranks, hidden 4": {"ranks": 2, "tokens": 2, "width": 6, "share": 2},
-        "2 ranks, hidden 8 = width": {"ranks": 2, "tokens": 3, "width": 8, "share": 4},
-        "4 ranks, hidden 20, width 12": {"ranks": 4, "tokens": 1, "width": 12, "share": 5},
-        f"3 ranks, hidden {3 * odd}, width 10": {"ranks": 3, "tokens": 4, "width": 10, "share": odd},
-        "8 ranks, one hidden number each": {"ranks": 8, "tokens": 3, "width": 16, "share": 1},
-        "4 ranks, x near 100": {"ranks": 4, "tokens": 3, "width": 16, "share": 3, "size": 100.0},
-    }
-    return [Case(name, made(draw, **choices), driver=played) for name, choices in cases.items()]
+        "1 rank": (1, 2, 6, 4), "2 ranks, hidden 4, no biases": (2, 2, 6, 2, 1.0, 0.0),
+        "2 ranks, hidden 4": (2, 2, 6, 2), "2 ranks, hidden 8 = width": (2, 3, 8, 4),
+        "4 ranks, hidden 20, width 12": (4, 1, 12, 5), f"3 ranks, hidden {3 * odd}, width 10": (3, 4, 10, odd),
+        "8 ranks, one hidden number each": (8, 3, 16, 1), "4 ranks, x near 100": (4, 3, 16, 3, 100.0),
+    }  # fmt: skip
+    return [Case(name, made(draw, *choices), "mlp", played) for name, choices in cases.items()]
 
 
 CONTRACT = Contract(
@@ -108,13 +104,8 @@ CONTRACT = Contract(
         "biases": (1.0, Level(0.0, "biases of 0"), Level(100.0, "biases near 100")),
     },
     says={"ranks": "at least 1", "tokens": "at least 1", "width": "at least 1", "share": "a multiple of ranks",
-          "size": "up to 10,000 in size", "biases": "may be 0"},
-    driver=played, most=20,
+          "size": "up to 10,000 in size", "biases": "may be 0"}, entry="mlp", driver=played, most=20,
 )  # fmt: skip
-
-
-def told(*words):
-    return lambda case, seen, got: seen.error is not None and any(word in seen.error.text for word in words)
 
 
 def near(case, seen, got):
@@ -125,9 +116,11 @@ def near(case, seen, got):
 
 EXERCISE = Exercise(
     id="20.2", title="An MLP on several ranks", entries=("shard", "mlp"), cases=shard_cases, oracle=mlp_on_ranks,
-    contracts=(CONTRACT,), models=(model_of(mlp_on_ranks, CHANGES, uses=(of_columns,)),),
+    contracts=(CONTRACT,), models=(model_of(mlp_on_ranks, CHANGES, uses=(of_columns,), entry="mlp"),),
     requirements=(OneAllReduce(), HoldsItsShare()),
     mistakes=(
+        Mistake("part_changed", "`mlp` writes into a tensor of `part`, which serves many calls: the next may find other "
+            "numbers there. Make new tensors.", when=lambda case, seen, got: seen.noted.get("changed"), first=True),
         Mistake("no_generator", "`mlp` is no generator: there is no `yield` in it. Write total = yield "
             '("all_reduce", partial).', when=told("is no generator")),
         Mistake("no_result", "A rank returned no tensor. Every rank returns the whole result, by `return`.",
@@ -137,20 +130,20 @@ EXERCISE = Exercise(
         Mistake("ranks_disagree", "One rank waits for a step that another does not take, or they add tensors of "
             "different shapes. Every rank takes part in the all-reduce, with a tensor of [tokens, width].",
             when=told("did not finish")),
-        Mistake("shapes_do_not_fit", "The shapes of a product or a sum do not fit. A rank has hidden / ranks rows of "
-            "the gate and of up, the same parts of their biases, as many columns of `down`, and all of the second "
-            "bias.", when=told("cannot be multiplied", "must match", "size mismatch", "not broadcastable")),
+        Mistake("shapes_do_not_fit", "The shapes of a product or a sum do not fit. gate_up is cut by rows, and `down` "
+            "by columns: a rank has hidden / ranks rows of the gate and of up, the same parts of their biases, as many "
+            "columns of `down`, and all of the second bias.",
+            when=told("cannot be multiplied", "must match", "size mismatch", "not broadcastable")),
         Mistake("rounded_to_16_bits", "All results are right to about two digits. Is something rounded to 16 bits "
             "before the all-reduce? All numbers are float32.", when=near, every=True),
     ),
     hints=(
-        "Which rows of gate_up does hidden number n need? Row n of the gate and row hidden + n of gate_up, which is up "
-        "n. And which column of `down` does it meet?",
+        "Which rows of gate_up does hidden number n need? Row n, its gate, and row hidden + n, its up. And it meets "
+        "column n of `down`.",
         "Cut first into gate and up: gate, up = gate_up.chunk(2), and the bias alike. Then take the same rows of both: "
-        "own = slice(rank * hidden // ranks, (rank + 1) * hidden // ranks).",
-        "The part of a rank is (gate[own], up[own], gate_bias[own], up_bias[own], down[:, own], down_bias). In `mlp` "
-        "hidden = F.silu(F.linear(x, gate, gate_bias)) * F.linear(x, up, up_bias), and the partial sum is hidden @ "
-        "down.T.",
-        'total = yield ("all_reduce", partial), and then return total + down_bias: the bias counts once.',
+        "own = slice(rank * hidden // ranks, (rank + 1) * hidden // ranks). The part of a rank is (gate[own], up[own], "
+        "gate_bias[own], up_bias[own], down[:, own], down_bias).",
+        "In `mlp` hidden = F.silu(F.linear(x, gate, gate_bias)) * F.linear(x, up, up_bias), and the partial sum is "
+        'hidden @ down.T. Then total = yield ("all_reduce", partial), and return total + down_bias.',
     ),
 )  # fmt: skip

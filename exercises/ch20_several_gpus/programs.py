@@ -1,4 +1,4 @@
-"""Programs of several ranks, for exercises 20.6 and 20.7: their model, what a rank may receive, and how they end."""
+"""What the exercises on programs of several ranks share: who plays them, what a rank may receive, how they end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class ReceivesAtMost(Requirement):
         received, allowed = seen.noted.get("received", 0), seen.noted.get("allowed", 0)
         if received <= allowed:
             return None
-        return f"A rank received {received:,} bytes from others, and {allowed:,} are enough. {self.advice}"
+        where = f"of `{case.entry}` in case “{case.name}”" if case.entry else f"in case “{case.name}”"
+        return f"A rank {where} received {received:,} bytes from others, and {allowed:,} are enough. {self.advice}"
 
 
 def told(*words):
