@@ -25,9 +25,7 @@ PLACES = (
         late_chunk_off_by_one=("2 * ranks - 1 - rank", "2 * ranks - rank"),
         late_chunk_off_by_one__before=("2 * ranks - 1 - rank", "2 * ranks - 2 - rank")),
     *edits("Tokens were dealt out one by one. A rank holds two chunks, each of tokens side by side.",
-        dealt_one_by_one=(RESULT, "list(range(rank, tokens, ranks))"),
-        dealt_one_by_one__there_and_back=(RESULT, "sorted([*range(rank, tokens, 2 * ranks), *range(late, tokens, 2 * "
-        "ranks)])")),
+        dealt_one_by_one=(RESULT, "list(range(rank, tokens, ranks))")),
     *edits("The late chunk stands first. Put the early one first, so that the tokens are in ascending order.",
         late_first=(RESULT, "[*second, *first]")),
     *edits("The late chunk is in descending order. The tokens of both chunks ascend.",
@@ -106,15 +104,16 @@ MERGED_SLIPS = (
         overflow__turned_round=(WHOLE, "part_lse + torch.log(1 + torch.exp(lse - part_lse))"),
         overflow__of_both=(OUT, EXPONENTIALS),
         overflow__everywhere=(OUT, EXPONENTIALS, WHOLE, "torch.log(torch.exp(lse) + torch.exp(part_lse))")),
-    *edits("lse was not brought up to date, so the next merge weighs the parts before it too little. It is the lse of "
-        "all keys so far.", lse_not_updated=("more, whole", "more, lse"),
-        lse_not_updated__last_part=("more, whole", "more, part_lse"),
+    *edits("lse is not that of all keys so far, so the next merge weighs the parts before it too little. It is "
+        "torch.logaddexp of the old lse and the part's: neither stays, nor is it the larger of the two.",
+        lse_not_updated=("more, whole", "more, lse"), lse_not_updated__last_part=("more, whole", "more, part_lse"),
         lse_not_updated__larger=("more, whole", "more, torch.maximum(lse, part_lse)")),
-    *edits("A rank's own queries saw all of its own keys. Only here the mask is needed: causal=True.",
-        own_not_causal=(OWN, "attend(query, key, value, False)"),
-        own_not_causal__in_chunks=(OWN, "own_in_chunks(merged, query, key, value, attend, half, False, False)")),
-    *edits("The late chunk's own queries saw all keys of that chunk. It needs the mask, as the early one does.",
-        late_chunk_not_causal=(OWN, "own_in_chunks(merged, query, key, value, attend, half, second=False)")),
+    *edits("out was returned in the dtype of the queries. It is float32, whatever their dtype.",
+        returned_in_16_bits=("return out, lse", "return out.to(query.dtype), lse")),
+    *edits("Of a rank's own keys, its queries saw some that lie behind them. Only here the mask is needed: causal=True, "
+        "for each chunk if you take them one by one.", own_not_causal=(OWN, "attend(query, key, value, False)"),
+        own_not_causal__in_chunks=(OWN, "own_in_chunks(merged, query, key, value, attend, half, False, False)"),
+        own_not_causal__late_chunk=(OWN, "own_in_chunks(merged, query, key, value, attend, half, second=False)")),
     *edits("The late queries of a rank did not see its own early chunk, which lies before them.",
         own_early_chunk_missing=(OWN, "own_in_chunks(merged, query, key, value, attend, half, across=None)")),
     *edits("All keys of other ranks were seen by all queries. Of a rank before, only the early chunk is seen; of one "
@@ -123,8 +122,8 @@ MERGED_SLIPS = (
         *ALL_ROWS),
         hidden_keys_seen__of_ranks_before=(EARLY, "attend(query, keys, values, False)"),
         hidden_keys_seen__of_ranks_behind=(LATE, "attend(query, keys, values, False)", *ALL_ROWS)),
-    *edits("Keys were masked by their place in the piece, though they lie before all of its queries. Only the square "
-        "of a chunk, or of all of a rank's own tokens, needs the mask; other chunks are seen whole, or not at all.",
+    *edits("Keys of another chunk were masked by their place in the piece. Only the square of a chunk, or of all of a "
+        "rank's own tokens, needs the mask; other chunks are seen whole, or not at all.",
         masked_by_place=(EARLY, "attend(query, keys, values, True)", LATE, "attend(query, keys, values, True)",
         *ALL_ROWS),
         masked_by_place__early_chunk=(OWN, "own_in_chunks(merged, query, key, value, attend, half, across=True)"),
@@ -141,20 +140,16 @@ MERGED_SLIPS = (
         "them.", wrong_chunk_of_keys=(EARLY, "attend(query, keys[:, half:], values[:, half:], False)")),
     *edits("Of a rank behind, the early queries were given the keys. The late ones see them.",
         wrong_chunk_of_queries=(LATE, "attend(query[:, :half], keys, values, False)", *FIRST_ROWS)),
-    *edits("A part of the late queries was merged into the rows of the early ones.", merged_into_other_rows=FIRST_ROWS),
-    *edits("Before and behind are exchanged: after `step` exchanges with the next rank the keys come from rank (rank - "
-        "step) % ranks.", wrong_source=(SOURCE, "(rank + step) % ranks"),
-        wrong_source__compared=(BEFORE, "if source > rank")),
+    *edits("Before and behind are exchanged. After `step` exchanges with the next rank the keys come from rank (rank - "
+        "step) % ranks. Where that is less than rank, they are those of a rank before.",
+        wrong_source=(SOURCE, "(rank + step) % ranks"), wrong_source__compared=(BEFORE, "if source > rank")),
     *edits("The source is one step off: after the first exchange the keys come from rank (rank - 1) % ranks.",
-        source_one_step_off=(SOURCE, "(rank - step + 1) % ranks"),
-        source_one_step_off__behind=(SOURCE, "(rank - step - 1) % ranks")),
+        source_one_step_off=(SOURCE, "(rank - step + 1) % ranks")),
     *edits("The source was not taken modulo ranks, so a negative number passes for a rank before.",
         source_not_modulo=(SOURCE, "rank - step")),
     *PASSING,
-    *edits("The last step is missing: there are ranks - 1 exchanges.",
-        last_step_missing=(STEPS, "range(1, ranks - 1)")),
+    *edits("The last step is missing: there are ranks - 1 exchanges.", last_step_missing=(STEPS, "range(1, ranks - 1)")),
     *edits("The rank's own keys came round again and were counted twice: there are ranks - 1 exchanges.",
         own_keys_twice=(STEPS, "range(1, ranks + 1)")),
-    *edits("Only the rank's own keys were seen.", own_keys_alone=(STEPS, "range(0)")),
     *edits("Only the last part counts. Merge it with what there was.", last_part_alone=(OUT, "part")),
 )  # fmt: skip
