@@ -103,17 +103,10 @@ CONTRACTS = (
     Contract(
         drawn,
         choices={
-            "ranks": ring_play.RANKS, "chunk": (1, 2, 5), "heads": (1, 3), "dim": (1, 16),
-            "dtype": (torch.float32, torch.bfloat16),
+            **ring_play.DRAWN, "chunk": (1, 2, 5), "apart": (Level(0, ""), Level(150, "chunks far apart")),
             "near": (Level(0, ""), Level(100, "scores near 100"), Level(-100, "scores near -100")),
-            "apart": (Level(0, ""), Level(150, "chunks far apart")),
-            "order": ring_play.ORDERS, "buffered": ring_play.BUFFERED,
         },
-        says={
-            "ranks": "1 … 8", "chunk": "at least 2", "heads": "at least 1", "dim": "at least 1",
-            "dtype": "bfloat16", "near": "at most 300 in size", "apart": "may differ by 300", "order": "in any order",
-            "buffered": "A send may wait",
-        },
+        says={**ring_play.SAID, "chunk": "at least 2", "near": "at most 300 in size", "apart": "may differ by 300"},
         entry="ring_attention", driver=of_all_ranks, most=12,
     ),
 )  # fmt: skip
@@ -133,9 +126,7 @@ EXERCISE = Exercise(
     ),
     mistakes=(
         *ring_play.MISTAKES,
-        Mistake("merged_in_16_bits", "Something was rounded to 16 bits: an output, an lse or a weight. attend returns "
-            "float32; merge in float32, and return float32.", every=True,
-            when=ring_play.rounded_to_16_bits(of_the_whole)),
+        ring_play.rounded_to_16_bits(of_the_whole),
         Mistake("mask_of_a_rectangle", "attend was given other numbers of keys than of queries with causal=True, or "
             "nothing at all. Only a rank's own tokens need the mask. Of another rank's, take the chunks that are seen "
             "whole, with causal=False.", when=ring_play.told("attend was given")),

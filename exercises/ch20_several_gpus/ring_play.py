@@ -13,8 +13,13 @@ from course_lib.checker.specification.nested import tensors
 from course_lib.checker.specification.requirements import Requirement
 from exercises.ch20_several_gpus.programs import told
 
-RANKS, ORDERS = (1, 2, 3, 4, 8), (Level("ascending", ""), Level("descending", "the last rank first"), 1, 2)
-BUFFERED = (Level(True, ""), Level(False, "a send waits"))
+DRAWN = {
+    "ranks": (1, 2, 3, 4, 8), "heads": (1, 3), "dim": (1, 16), "dtype": (torch.float32, torch.bfloat16),
+    "order": (Level("ascending", ""), Level("descending", "the last rank first"), 1, 2),
+    "buffered": (Level(True, ""), Level(False, "a send waits")),
+}  # fmt: skip
+SAID = {"ranks": "1 … 8", "heads": "at least 1", "dim": "at least 1", "dtype": "float32 or", "order": "in any order",
+        "buffered": "A send may wait"}  # fmt: skip
 
 
 def of_all_ranks(functions, name, returned, play, given, attend, allowed, order, buffered):
@@ -49,6 +54,9 @@ def of_all_ranks(functions, name, returned, play, given, attend, allowed, order,
         if not isinstance(result, (tuple, list)) or len(result) != len(wanted):
             raise TypeError(f"rank {rank} returned {type(result).__name__}; it must return ({returned})")
         found[f"rank {rank}"] = dict(zip(wanted, result))
+        short = [f"{one} is {part.dtype}" for one, part in zip(wanted, result) if getattr(part, "itemsize", 4) < 4]
+        if short:
+            raise TypeError(f"rank {rank}'s {short[0]}, and must be float32")
     noted = getattr(functions, "noted", {})  # a model has none
     noted.update(received=max(played["received"]), allowed=allowed, most=max(pairs), fewest=min(pairs))
     return found
@@ -56,7 +64,7 @@ def of_all_ranks(functions, name, returned, play, given, attend, allowed, order,
 
 @dataclass(frozen=True)
 class EachPairOnce(Requirement):
-    """The function that is given computes `pairs(ranks, rows)` pairs of a query and a key on each rank, in each head."""
+    """The function that is given computes `pairs(ranks, rows)` pairs of queries and keys in each head of a rank."""
 
     pairs: Callable[[int, int], int]
     name: str
@@ -74,8 +82,8 @@ class EachPairOnce(Requirement):
         return f"Over all heads {self.name} computed {computed:,} pairs of a query and a key on a rank, and {needed}."
 
 
-def rounded_to_16_bits(oracle: Callable):
-    """A `when` for every failing case: inputs have 16 bits, and results err by no more than their rounding explains."""
+def rounded_to_16_bits(oracle: Callable) -> Mistake:
+    """Inputs have 16 bits in every failing case, and results err by no more than their rounding explains."""
 
     def when(case, seen, got):
         if not isinstance(got, dict) or "rank 0" not in got:
@@ -86,16 +94,22 @@ def rounded_to_16_bits(oracle: Callable):
             errors.append((mine - wanted).abs().max() / wanted.abs().max())
         return tensors(case.args)[0].dtype == torch.bfloat16 and 1e-6 < max(errors) < 0.03
 
-    return when
+    return Mistake("rounded_to_16_bits", "Something was rounded to 16 bits: what a step gave, a weight, a sum, or what "
+        "travels. The function that is given returns float32. Compute, add and send what it gave in float32: keys and "
+        "values alone travel in their own dtype.", when, every=True)  # fmt: skip
 
 
+WAITS_FOREVER = Mistake("waits_forever", "Ranks wait for ever; the text above says who waits for whom. If all send "
+    "first, none receives, because a send may wait until its receiver takes the message; if all receive first, none "
+    "sends. exchange does both at once. Otherwise a message was sent to another rank, or never, or a step of all ranks "
+    "together is not taken by all.", when=told(" waits for ", " waits at "))  # fmt: skip
 MISTAKES = (
-    Mistake("waits_forever", "Ranks wait for ever; the text above says who waits for whom. If all send first, none "
-        "receives, because a send may wait until its receiver takes the message; if all receive first, none sends. "
-        "exchange does both at once. Otherwise a message was sent to another rank, or never.", when=told("waits")),
+    WAITS_FOREVER,
     Mistake("no_generator", "The function is no generator, or returns something else than the tensors that are asked "
         'for. Yield the steps, as in tensor = yield ("exchange", to, tensor, source), and return the result at the '
         "end.", when=told("is no generator", "it must return")),
+    Mistake("result_in_16_bits", "A result was returned in 16 bits. All results are float32, whatever the dtype of the "
+        "queries.", when=told("must be float32")),
     Mistake("unknown_step", "A step is not among those that exist. Each sends one tensor: torch.stack([key, value]) "
         'makes one of two. ("exchange", to, tensor, source) names the receiver first and the sender last, both from 0 '
         "to ranks - 1.", when=told("does not exist among")),
@@ -110,7 +124,6 @@ PASSING = (
     *edits("Keys and values are not passed on: every step sends the rank's own ones, so the same neighbour's arrive "
         "each time. Send what you received last.",
         not_passed_on=(PASSED_ON, PASSED_ON.replace("travelling", "torch.stack([key, value])"))),
-    *edits("Keys were taken for values, and values for keys.", keys_for_values=(TAKEN, "travelling[1], travelling[0]")),
     *edits("Keys travel and values stay, or the other way round. Both of a pair come from the same rank.",
         one_of_two_travels=(TAKEN, "travelling[0], value"), one_of_two_travels__values=(TAKEN, "key, travelling[1]")),
 )  # fmt: skip
