@@ -488,20 +488,20 @@ def ring_attention(rank: int, ranks: int, query: torch.Tensor, key: torch.Tensor
 
     rank, ranks: 0 … ranks - 1, and 1 … 8. Each rank runs this program.
     query, key, value: those of the rank's own tokens, [heads, rows, dim], in the order of `positions`. float32 or
-        bfloat16, all of one dtype, contiguous. heads and dim are at least 1; rows is even, at least 2, and the same on
-        all ranks. Scores are at most 300 in size, and may differ by 300 from chunk to chunk.
+        bfloat16, all of one dtype, contiguous, not changed. heads and dim are at least 1; rows is even, at least 2, and
+        the same on all ranks. Scores are at most 300 in size, and may differ by 300 from chunk to chunk.
     attend: a function. attend(query, key, value, causal) takes some rows of these queries, and some rows of any rank's
-        keys and values. It returns (out, lse): attention of these queries over these keys, float32 [heads, queries,
-        dim], and the natural logarithm of the sum of their exponentials, float32 [heads, queries]. Scores are divided
-        by √dim. With causal=False all queries see all keys; with causal=True query i sees the keys 0 … i, and there
-        must be as many keys as queries.
+        keys and values, of all heads or of some. It returns (out, lse): attention of these queries over these keys,
+        float32 [heads, queries, dim], and the natural logarithm of the sum of their exponentials, float32 [heads,
+        queries]. Scores are divided by √dim. With causal=False all queries see all keys; with causal=True query i sees
+        the keys 0 … i, and there must be as many keys as queries.
     Yields: tensor = yield ("exchange", to, tensor, source) sends a tensor to one rank and receives one from another.
         yield ("send", to, tensor) and tensor = yield ("receive", source) are allowed too, and nothing else. The ranks
         are played in any order. A send may wait until its receiver takes the message.
     Returns: (out, lse), float32 [heads, rows, dim] and [heads, rows]: attention of each of the rank's queries over the
     tokens at its position and before, of all ranks.
-    A rank receives at most (ranks - 1) times the bytes of its keys and values. `attend` computes each pair of a query
-    and a key that causality allows once, and no other; the pairs are counted, on each rank.
+    A rank receives at most (ranks - 1) times the bytes of its keys and values. In each head `attend` computes each pair
+    of a query and a key that causality allows once, and no other; the pairs are counted, on each rank.
     """
     # BEGIN SOLUTION
     half = query.shape[1] // 2
@@ -602,17 +602,18 @@ def ring_backward(
         mask.
     out, lse: what the forward pass gave for these queries over the keys of all ranks: [heads, tokens, dim] of the same
         dtype, and float32 [heads, tokens].
-    grad_out: the gradient of out, of its shape and dtype.
-    attend_backward: a function. attend_backward(query, key, value, out, lse, grad_out) takes the last three as they
-        are, and any rank's keys and values. It returns (dq, dk, dv): what these queries and these keys contribute to
-        each other's gradients, float32, of the shapes of query, key and value.
+    grad_out: the gradient of out, of its shape and dtype. No tensor that is given is changed.
+    attend_backward: a function. attend_backward(query, key, value, out, lse, grad_out) takes this rank's queries with
+        their out, lse and grad_out, and any rank's keys and values, of all heads or of some. It returns (dq, dk, dv):
+        what these queries and these keys contribute to each other's gradients, float32, of the shapes of query, key
+        and value.
     Yields: tensor = yield ("exchange", to, tensor, source) sends a tensor to one rank and receives one from another.
         yield ("send", to, tensor) and tensor = yield ("receive", source) are allowed too, and nothing else. The ranks
         are played in any order. A send may wait until its receiver takes the message.
     Returns: (dq, dk, dv) of the rank's own tokens, float32 [heads, tokens, dim]: sums over the keys of all ranks, and
     over the queries of all ranks, added up in float32.
     A rank receives at most (ranks - 1) times the bytes of its keys and values, and ranks times those of dk and dv; with
-    one rank nothing. attend_backward computes each pair of a query and a key once.
+    one rank nothing. In each head attend_backward computes each pair of a query and a key once.
     """
     # BEGIN SOLUTION
     after, before = (rank + 1) % ranks, (rank - 1) % ranks
@@ -728,15 +729,15 @@ def dispatch(rank: int, ranks: int, x: torch.Tensor, experts: torch.Tensor, coun
         0 or more, other numbers on other ranks; width is at least 1, the same on all. It is not changed.
     experts: int64 [tokens], contiguous, from 0 to count - 1: the expert of each token. Experts may get no token, and
         some experts may get all tokens.
-    count: how many experts there are on all ranks, a multiple of ranks. Rank r holds count / ranks of them, from number
-        r · count / ranks on.
+    count: how many experts there are on all ranks, a multiple of ranks, at most 1,000. Rank r holds count / ranks of
+        them, from number r · count / ranks on.
     run: a function. run(expert, rows) returns what an expert makes of rows, float32 [n, width] for float32 [n, width],
         each row by itself. The rows may stand in any order. A rank calls it for its own experts only, by their number
         among all of them, at most once for each, and never with n = 0.
     Returns: float32 [tokens, width]: row t is what expert experts[t] makes of row t of x.
 
     all_to_all is the only step. Each row travels once to the rank of its expert and once back, and a rank's own rows do
-    not travel. Besides, a rank may receive whole numbers, int64: `count` of them from each other rank, and two with
+    not travel. Besides, a rank may receive whole numbers of 8 bytes: `count` of them from each other rank, and two with
     each row. The ranks may go on in any order.
     """
     # BEGIN SOLUTION

@@ -9,12 +9,13 @@ import torch
 from course_lib.checker import Case, Exercise, Mistake, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from exercises.ch20_several_gpus import ring_play
+from exercises.ch20_several_gpus.programs import PLAYER, ReceivesAtMost
 from exercises.ch20_several_gpus.ring_play import of_all_ranks
 from exercises.ch20_several_gpus.ring_slips import MERGED_SLIPS, PLACES, merged, own_in_chunks, places_of, ring
 
 
 def attend(query, key, value, causal=False):
-    """Attention of a pair of pieces with its lse, in float32 at least, and the pairs. Sent by its source alone."""
+    """Attention of a pair of pieces with its lse, in float32 at least, and its pairs. Sent by its source alone."""
     import torch
 
     rows, keys = query.shape[1], key.shape[1]
@@ -29,7 +30,7 @@ def attend(query, key, value, causal=False):
         scores = scores.masked_fill(torch.arange(rows)[:, None] < torch.arange(keys), float("-inf"))
     lse = scores.logsumexp(-1)
     out = (scores - lse[..., None]).exp() @ value.double()
-    return (out.to(wide), lse.to(wide)), rows * (rows + 1) // 2 if causal else rows * keys
+    return (out.to(wide), lse.to(wide)), len(query) * (rows * (rows + 1) // 2 if causal else rows * keys)
 
 
 RETURNED, ATTEND = "out, lse", inspect.getsource(attend)
@@ -51,7 +52,7 @@ def played(*arguments):
     return of_all_ranks({"ring_attention": ring}, *arguments)
 
 
-def of_the_whole(name, returned, play, given, source, order, buffered):
+def of_the_whole(name, returned, play, given, *others):
     """Causal attention over all tokens in their order, cut into the ranks' parts."""
     ranks = len(given)
     tokens = ranks * given[0][0].shape[1]
@@ -71,7 +72,8 @@ def drawn(draw, *, ranks, chunk, heads, dim, dtype=torch.float32, near=0, apart=
         query[..., 0], key[..., 0] = dim**0.5, levels.repeat_interleave(chunk)
     places = [places_of(rank, ranks, tokens) for rank in range(ranks)]
     given = [[part[:, place].to(dtype).contiguous() for part in (query, key, value)] for place in places]
-    return "ring_attention", RETURNED, ring_play.PLAY, given, ATTEND, order, buffered
+    allowed = (ranks - 1) * 2 * given[0][1].nbytes
+    return "ring_attention", RETURNED, PLAYER, given, ATTEND, allowed, order, buffered
 
 
 def ring_cases(draw):
@@ -101,30 +103,13 @@ CONTRACTS = (
     Contract(
         drawn,
         choices={
-            "ranks": ring_play.RANKS, "chunk": (1, 2, 5), "heads": (1, 3), "dim": (1, 16),
-            "dtype": (torch.float32, torch.bfloat16),
+            **ring_play.DRAWN, "chunk": (1, 2, 5), "apart": (Level(0, ""), Level(150, "chunks far apart")),
             "near": (Level(0, ""), Level(100, "scores near 100"), Level(-100, "scores near -100")),
-            "apart": (Level(0, ""), Level(150, "chunks far apart")),
-            "order": ring_play.ORDERS, "buffered": ring_play.BUFFERED,
         },
-        says={
-            "ranks": "1 … 8", "chunk": "at least 2", "heads": "at least 1", "dim": "at least 1",
-            "dtype": "bfloat16", "near": "at most 300 in size", "apart": "may differ by 300", "order": "in any order",
-            "buffered": "A send may wait",
-        },
+        says={**ring_play.SAID, "chunk": "at least 2", "near": "at most 300 in size", "apart": "may differ by 300"},
         entry="ring_attention", driver=of_all_ranks, most=12,
     ),
 )  # fmt: skip
-
-
-def bytes_of(name, returned, play, given, *rest):
-    return (len(given) - 1) * 2 * given[0][1].nbytes
-
-
-def pairs_of(name, returned, play, given, *rest):
-    """Those that causality allows: as many on every rank."""
-    chunk = given[0][0].shape[1] // 2
-    return 2 * len(given) * chunk**2 + chunk
 
 
 EXERCISE = Exercise(
@@ -135,16 +120,16 @@ EXERCISE = Exercise(
         model_of(placed, PLACES, (places_of,), entry="positions"),
         model_of(played, MERGED_SLIPS, (merged, ring), (own_in_chunks,), entry="ring_attention", most_pairs=100),
     ),
-    requirements=(ring_play.AroundTheRing(bytes_of), ring_play.EachPairOnce(pairs_of, "attend")),
+    requirements=(
+        ReceivesAtMost("Keys and values travel ranks - 1 times, in their own dtype, and nothing else."),
+        ring_play.EachPairOnce(lambda ranks, rows: ranks * rows**2 // 2 + rows // 2, "attend"),
+    ),
     mistakes=(
         *ring_play.MISTAKES,
-        Mistake("merged_in_16_bits", "Something was rounded to 16 bits: an output, an lse or a weight. attend returns "
-            "float32; merge in float32, and return float32.", every=True,
-            when=ring_play.rounded_to_16_bits(of_the_whole)),
+        ring_play.rounded_to_16_bits(of_the_whole),
         Mistake("mask_of_a_rectangle", "attend was given other numbers of keys than of queries with causal=True, or "
             "nothing at all. Only a rank's own tokens need the mask. Of another rank's, take the chunks that are seen "
             "whole, with causal=False.", when=ring_play.told("attend was given")),
-        ring_play.exchanged_too_often(bytes_of),
     ),
     hints=(
         "positions: with tokens // (2 * ranks) tokens in a chunk, chunk c is range(c * chunk, (c + 1) * chunk). The "

@@ -7,9 +7,10 @@ import math
 
 import torch
 
-from course_lib.checker import Case, Exercise, Mistake, edits, model_of
+from course_lib.checker import Case, Exercise, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from exercises.ch20_several_gpus import ring_play
+from exercises.ch20_several_gpus.programs import PLAYER, ReceivesAtMost
 from exercises.ch20_several_gpus.ring_play import of_all_ranks
 
 RETURNED = "dq, dk, dv"
@@ -27,7 +28,7 @@ def attend(query, key, value, out, lse, grad_out):
     weights = (query @ key.mT * scale - lse[..., None]).exp()
     by_weights = weights * (grad_out @ value.mT - (out * grad_out).sum(-1, keepdim=True))
     found = by_weights @ key * scale, by_weights.mT @ query * scale, weights.mT @ grad_out
-    return tuple(gradient.to(wide) for gradient in found), query.shape[1] * key.shape[1]
+    return tuple(gradient.to(wide) for gradient in found), lse.numel() * key.shape[1]
 
 
 ATTEND = inspect.getsource(attend)
@@ -51,7 +52,7 @@ def played(*arguments):
     return of_all_ranks({"ring_backward": ring}, *arguments)
 
 
-def of_the_whole(name, returned, play, given, source, order, buffered):
+def of_the_whole(name, returned, play, given, *others):
     """The gradients of attention over all tokens, cut into the ranks' parts."""
     query, key, value, out, lse, grad_out = (torch.cat(parts, 1) for parts in zip(*given))
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -68,7 +69,9 @@ def drawn(draw, *, ranks, tokens, heads, dim, dtype=torch.float32, numbers=1.0, 
     out, lse = scores.softmax(-1) @ value.double(), scores.logsumexp(-1).float()
     given = zip(*(part.chunk(ranks, 1) for part in (query, key, value, out.to(dtype), lse, grad_out)))
     given = [[part.contiguous() for part in parts] for parts in given]
-    return "ring_backward", RETURNED, ring_play.PLAY, given, ATTEND, order, buffered
+    of_gradients = ranks * 2 * 4 * given[0][1].numel() if ranks > 1 else 0
+    allowed = (ranks - 1) * 2 * given[0][1].nbytes + of_gradients
+    return "ring_backward", RETURNED, PLAYER, given, ATTEND, allowed, order, buffered
 
 
 def ring_cases(draw):
@@ -87,28 +90,26 @@ def ring_cases(draw):
 CONTRACT = Contract(
     drawn,
     choices={
-        "ranks": ring_play.RANKS, "tokens": (1, 2, 5), "heads": (1, 3), "dim": (1, 16),
-        "dtype": (torch.float32, torch.bfloat16),
+        **ring_play.DRAWN, "tokens": (1, 2, 5),
         "numbers": (Level(1.0, ""), Level(4.0, "large scores"), Level(0.01, "small scores")),
-        "order": ring_play.ORDERS, "buffered": ring_play.BUFFERED,
     },
-    says={
-        "ranks": "1 … 8", "tokens": "at least 1", "dtype": "float32 or bfloat16", "order": "in any order",
-        "buffered": "A send may wait", "heads": "at least 1", "dim": "at least 1", "numbers": "at most 300 in size",
-    },
+    says={**ring_play.SAID, "tokens": "at least 1", "numbers": "at most 300 in size"},
     driver=of_all_ranks, most=12,
 )  # fmt: skip
 
 EXCHANGE, BACK = 'yield ("exchange", after, gradients, before)', 'yield ("exchange", before, gradients, after)'
-ARRIVED, HOME = f"arrived = {EXCHANGE}", f"home = {EXCHANGE}"
-ADDED, SUM = "arrived + torch.stack([dk, dv])", "dq + more"
-START = "travelling, gradients = torch.stack([key, value]), torch.stack([dk, dv])"
+ARRIVED, HOME, NEIGHBOURS = f"arrived = {EXCHANGE}", f"home = {EXCHANGE}", "after, before = (rank + 1) % ranks"
+ADDED, SUM, PARTS = "arrived + torch.stack([dk, dv])", "dq + more", "torch.stack([dk, dv])"
+START = f"travelling, gradients = torch.stack([key, value]), {PARTS}"
 RESULT, STEPS = "dq, home[0], home[1]", "range(ranks - 1)"
 BEHIND = (ARRIVED, "arrived = gradients", ADDED, f"{ADDED}\ngradients = {EXCHANGE}")
 CHANGES = (
     *ring_play.PASSING,
-    *edits("The gradients of keys and values did not come home. After the last step a rank holds those of the next "
-        "rank: one more exchange sends them there.", not_brought_home=(HOME, "home = gradients")),
+    *edits("lse was rounded to 16 bits. Pass it on as it is, in float32.",
+        lse_in_16_bits=(NEIGHBOURS, f"lse = lse.to(query.dtype).float()\n{NEIGHBOURS}")),
+    *edits("The gradients of keys, of values or of both did not come home. After the last step a rank holds those of "
+        "the next rank: one more exchange sends them there.", not_brought_home=(HOME, "home = gradients"),
+        not_brought_home__dv=(RESULT, "dq, home[0], gradients[1]")),
     *edits("The gradients of keys and values stayed where they were, so a rank adds up what belongs to all the others. "
         "Exchange them in every step, as their keys and values.",
         gradients_stay=(ARRIVED, "arrived = gradients", HOME, "home = gradients"),
@@ -116,40 +117,29 @@ CHANGES = (
     *edits("A step's gradients were added to those of another rank's keys. Gradients travel with their keys and "
         "values: exchange both, and add to the gradients that arrived together with the keys.",
         added_to_another_rank=BEHIND, added_to_another_rank__home=(*BEHIND, HOME, "home = gradients"),
-        added_to_another_rank__backwards=(ARRIVED, f"arrived = {BACK}"),
         added_to_another_rank__all_backwards=(ARRIVED, f"arrived = {BACK}", HOME, f"home = {BACK}")),
     *edits("The gradients went home the wrong way: after the last step a rank holds those of the next rank, (rank + 1) "
         "% ranks.", home_the_wrong_way=(HOME, f"home = {BACK}")),
-    *edits("The gradients were sent one rank too far.",
-        one_rank_too_far=(HOME, f"gradients = {EXCHANGE}\n{HOME}")),
     *edits("Only the last step's gradients of keys and values are kept, or returned. Add to the ones that arrived, and "
         "return what comes home.",
-        overwritten=(ADDED, "torch.stack([dk, dv])"), overwritten__returned=(RESULT, "dq, dk, dv")),
+        overwritten=(ADDED, PARTS), overwritten__returned=(RESULT, "dq, dk, dv")),
     *edits("Only the last step's dq is kept. The gradient of a query is the sum over the keys of all ranks.",
         dq_overwritten=(SUM, "more")),
-    *edits("What a rank's own queries give for its own keys and values is missing from dk and dv.",
-        own_part_missing=(START, START.replace("torch.stack([dk, dv])", "0 * torch.stack([dk, dv])")),
-        own_part_missing__if_there_are_others=(START, START.replace("[dk, dv])", "[dk, dv]) * (ranks == 1)"))),
-    *edits("What a rank's own keys give for dq is missing.", own_keys_missing=(START, f"{START}\ndq = 0 * dq"),
-        own_keys_missing__if_there_are_others=(START, f"{START}\ndq = dq * (ranks == 1)")),
+    *edits("What the last step gave was added again to what came home. It is among the sums already.",
+        last_part_twice=(HOME, f"{HOME}\nif ranks > 1:\n    home = home + {PARTS}")),
+    *edits("What a rank's own queries and keys give is missing from dk and dv, or from dq.",
+        own_part_missing=(START, START.replace(PARTS, f"0 * {PARTS}")),
+        own_part_missing__if_there_are_others=(START, START.replace(PARTS, f"{PARTS} * (ranks == 1)")),
+        own_part_missing__of_dq=(START, f"{START}\ndq = 0 * dq")),
     *edits("The keys of one rank are missing: there are ranks - 1 steps after the first.",
-        last_step_missing=(STEPS, "range(ranks - 2)"),
-        last_step_missing__brought_home=(STEPS, "range(ranks - 2)",
-        HOME, f"if ranks > 1:\n    gradients = {EXCHANGE}\n{HOME}")),
+        last_step_missing=(STEPS, "range(ranks - 2)")),
     *edits("The rank's own keys came round again and were counted twice: there are ranks - 1 steps after the first.",
         own_keys_twice=(STEPS, "range(ranks)"), own_keys_twice__no_way_home=(STEPS, "range(ranks)",
         HOME, "home = gradients")),
     *edits("dk and dv are exchanged.", dk_for_dv=(RESULT, "dq, home[1], home[0]")),
     *edits("The gradients were divided by the number of ranks. They are sums over all queries and keys.",
-        averaged=(RESULT, "dq, home[0] / ranks, home[1] / ranks"),
-        averaged__all=(RESULT, "dq / ranks, home[0] / ranks, home[1] / ranks"),
-        averaged__dq=(RESULT, "dq / ranks, home[0], home[1]")),
+        averaged=(RESULT, "dq, home[0] / ranks, home[1] / ranks")),
 )  # fmt: skip
-
-
-def bytes_of(name, returned, play, given, *rest):
-    key, ranks = given[0][1], len(given)
-    return (ranks - 1) * 2 * key.nbytes + ranks * 2 * 4 * key.numel() if ranks > 1 else 0
 
 
 EXERCISE = Exercise(
@@ -157,16 +147,11 @@ EXERCISE = Exercise(
     plain=(played,), contracts=(CONTRACT,), inputs_belong_together=True,
     models=(model_of(played, CHANGES, (ring,), most_pairs=100),),
     requirements=(
-        ring_play.AroundTheRing(bytes_of),
-        ring_play.EachPairOnce(lambda *args: args[3][0][0].shape[1] ** 2 * len(args[3]), "attend_backward"),
+        ReceivesAtMost("Keys and values travel ranks - 1 times, in their own dtype; dk and dv travel ranks times, in "
+            "float32 (with one rank not at all); and nothing else does."),
+        ring_play.EachPairOnce(lambda ranks, rows: ranks * rows**2, "attend_backward"),
     ),
-    mistakes=(
-        *ring_play.MISTAKES,
-        Mistake("gradients_in_16_bits", "Something was rounded to 16 bits: what a step gives, a sum, or what travels. "
-            "attend_backward returns float32; add and send it so. Only keys and values travel in their own dtype.",
-            every=True, when=ring_play.rounded_to_16_bits(of_the_whole)),
-        ring_play.exchanged_too_often(bytes_of),
-    ),
+    mistakes=(*ring_play.MISTAKES, ring_play.rounded_to_16_bits(of_the_whole)),
     hints=(
         "Draw three ranks in a ring. In each step every rank passes keys, values and their gradients to the next one. "
         "Whose keys does rank 0 hold after one step, and after two?",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from course_lib.checker import Case, Exercise, Mistake, edits, model_of
@@ -60,13 +62,17 @@ def made_by(experts, rows):
     return rows * (experts % 7 + 2)[:, None] + (experts + 1)[:, None]
 
 
-def of_each_token(player, xs, choices, count, allowed):
+def of_each_token(player, xs, choices, *others):
     return {f"rank {rank}": made_by(experts, x) for rank, (x, experts) in enumerate(zip(xs, choices))}
 
 
+def arriving(xs, choices, count):
+    """How many rows each rank gets for its experts, its own ones among them."""
+    return (torch.cat(choices) // (count // len(xs))).bincount(minlength=len(xs)).tolist()
+
+
 def dispatched(player, xs, choices, count, allowed):
-    ranks, results = len(xs), {}
-    local = count // ranks
+    ranks, results, local = len(xs), {}, count // len(xs)
     orders = [choice.argsort(stable=True) for choice in choices]
     rows = [x[order] for x, order in zip(xs, orders)]
     numbers = [choice.bincount(minlength=count).view(ranks, local) for choice in choices]
@@ -105,13 +111,11 @@ def drawn(draw, *, ranks, local, tokens, width=4, which="any", size=1.0):
 
 def bytes_of(xs, choices, count):
     """What a rank may receive: rows for its experts, its own rows back, and whole numbers of 8 bytes besides."""
-    ranks = len(xs)
-    homes, row = [choice // (count // ranks) for choice in choices], 4 * xs[0].shape[1]
-    found = []
-    for rank in range(ranks):
-        arriving = sum(int((home == rank).sum()) for source, home in enumerate(homes) if source != rank)
-        travelling = arriving + int((homes[rank] != rank).sum())
-        found.append(travelling * (row + 16) + 8 * (ranks - 1) * count)
+    found, ranks = [], len(xs)
+    for rank, number in enumerate(arriving(xs, choices, count)):
+        staying = int((choices[rank] // (count // ranks) == rank).sum())
+        travelling = number + len(xs[rank]) - 2 * staying
+        found.append(travelling * (4 * xs[0].shape[1] + 16) + 8 * (ranks - 1) * count)
     return found
 
 
@@ -132,32 +136,37 @@ def dispatch_cases(draw):
         case("2 ranks, 6 experts, sorted already", ranks=2, local=3, tokens=1),
         case(f"3 ranks, 6 experts, {prime} tokens each", ranks=3, local=2, tokens=prime),
         case("3 ranks with 0, 5 and 2 tokens", ranks=3, local=2, tokens=(0, 5, 2)),
-        case("2 ranks, all tokens go to one expert", ranks=2, local=3, tokens=6, which="one expert"),
+        case("2 ranks, all tokens go to one expert", ranks=2, local=3, tokens=16, which="one expert"),
         case("4 ranks, no token at all", ranks=4, local=2, tokens=0),
         case("2 ranks, 300 tokens each for one expert", ranks=2, local=2, tokens=300, width=1, which="one expert"),
         case("4 ranks, nothing has to travel", ranks=4, local=3, tokens=7, which="the own rank's experts"),
-        case("8 ranks, 64 experts, rows of 48", ranks=8, local=8, tokens=20, width=48),
+        case("8 ranks, 64 experts, rows of 48", ranks=8, local=8, tokens=16, width=48),
+        case("2 ranks, 600 experts", ranks=2, local=300, tokens=16),
     ]  # fmt: skip
 
 
 CONTRACT = Contract(
     drawn,
     choices={
-        "ranks": (1, 2, 3, 4, 8), "local": (Level(1, "one expert each"), Level(2, ""), Level(5, "5 experts each")),
-        "tokens": (Level(1, "1 token each"), Level(17, "17 tokens each"), Level((0, 3, 11), "0, 3, 11 tokens"),
+        "ranks": (1, 2, 3, 4, 8), "local": tuple(Level(n, f"experts of a rank: {n}") for n in (1, 2, 5, 125)),
+        "tokens": (Level(1, "1 token each"), Level(16, "16 tokens each"), Level((0, 3, 11), "0, 3, 11 tokens"),
                    Level((40,), "tokens on rank 0 alone"), Level(0, "no tokens")),
         "width": (1, 3, 40), "which": tuple(Level(one, f"to {one}") for one in WHICH),
         "size": (1.0, Level(1e5, "large numbers"), Level(1e-3, "small numbers")),
     },
-    says={"ranks": "ranks: 1 … 8", "local": "a multiple of ranks", "tokens": "0 or more, other numbers on other ranks",
-          "width": "width is at least 1", "which": "some experts may get all tokens",
-          "size": "up to 1,000,000 in size"},
+    says={"ranks": "ranks: 1 … 8", "local": "a multiple of ranks, at most 1,000", "size": "up to 1,000,000 in size",
+          "tokens": "0 or more, other numbers on other ranks", "width": "width is at least 1",
+          "which": "some experts may get all tokens"},
     driver=dispatched_in_all_orders, most=16,
 )  # fmt: skip
 
 ORDER, ROWS, EACH = "choice.argsort(stable=True)", "x[order]", "numbers[source][rank]"
 RUN = "made_by(rank * local + own, torch.cat(pieces))"
 BACK, OWN, BY_RANK = "result[order] = returned", "torch.cat(each)", "(choice // local).argsort(stable=True)"
+OTHER_SIDE = (
+    "Row counts and rows do not fit together. What arrives is cut, and handed to the experts, by the counts that the "
+    "other ranks sent. Your own counts are for what you send, and for what returns."
+)
 CHANGES = (
     *edits("", sorted_by_rank_with_numbers=(ORDER, BY_RANK, f"torch.arange(local).repeat_interleave({EACH})",
         "choices[source][orders[source]].split(numbers[source].sum(1).tolist())[rank] - rank * local")),
@@ -170,46 +179,58 @@ CHANGES = (
         not_sorted=(ROWS, "x", BACK, "result = returned"), not_sorted__put_back=(ROWS, "x")),
     *edits("The rows for a rank are sorted by rank and not by expert, but its experts take them as if they were. Sort "
         "by expert: that sorts by rank as well.", sorted_by_rank_alone=(ORDER, BY_RANK)),
+    *edits("Numbers of experts were put into 8 bits, which end at 255. Leave them in int64.",
+        numbers_in_8_bits=(ORDER, "choice.to(torch.uint8).argsort(stable=True)")),
+    *edits("The row counts were cut up in the wrong order. A rank's experts follow each other: .view(ranks, local) has "
+        "a row for each rank.", counts_transposed=("view(ranks, local)", "view(local, ranks).T")),
+    *edits(OTHER_SIDE, sizes_of_the_other_side=(EACH, "numbers[rank][source]",  # where as many rows arrive as are sent
+        OWN, "torch.cat([*each, torch.cat(pieces)[:, 0].long() * 0])[: sum(map(len, pieces))]")),
     *edits("The rows that arrive were taken as sorted by expert. They are sorted within the piece of each rank alone: "
         "an expert's rows stand in several places.",
         taken_as_sorted=(OWN, f"torch.arange(local).repeat_interleave(sum({EACH} for source in range(ranks)))")),
-    *edits("All rows that arrive went to the rank's first expert. Ask of each row which expert it is for.",
-        first_expert_alone=(OWN, "0 * torch.cat(each)")),
+    *edits("Rows were rounded to 16 bits on the way. They travel in float32, there and back.",
+        rows_in_16_bits=(ROWS, "x[order].bfloat16().float()"), rows_in_16_bits__half=(ROWS, "x[order].half().float()"),
+        rows_in_16_bits__back=(BACK, f"{BACK}.bfloat16().float()"),
+        rows_in_16_bits__both=(ROWS, "x[order].bfloat16().float()", BACK, f"{BACK}.bfloat16().float()")),
     *edits("Only rank 0 runs its experts. An expert's number in its rank was compared with its number among all, so "
-        "other ranks found no rows for theirs.", **{f"numbers_mixed__{name}": (RUN, f"{RUN} * (1.0 if rank == 0 else "
-        f"{value})") for name, value in (("unwritten", "float('nan')"), ("zeros", "0.0"))}),
+        "other ranks found no rows for theirs.", numbers_mixed=(RUN, f"{RUN} * (1 if rank == 0 else torch.nan)"),
+        numbers_mixed__zeros=(RUN, f"{RUN} * (rank == 0)")),
     *edits("The results go back in the order of the experts. Send them back in the order in which their rows arrived, "
         "rank by rank.",
         returned_by_expert=("made.split", "made[own.argsort(stable=True)].split")),
 )  # fmt: skip
 
 
-def no_minlength(case, seen, got):
-    """A view of numbers per expert fails."""
-    ranks, count = len(case.args[1]), case.args[3]
-    return seen.error is not None and f"shape '[{ranks}, {count // ranks}]' is invalid" in seen.error.text
+def beyond_the_rows(case, seen, got):
+    """A split or an index asks for other rows than those that arrived at a rank."""
+    text = seen.error.text if seen.error else ""
+    index = re.search(r"index \d+ is out of bounds for dimension 0 with size (\d+)", text)
+    return "split_with_sizes expects" in text or bool(index) and int(index[1]) in arriving(*case.args[1:4])
 
 
 def not_sent_back(case, seen, got):
     """Each rank returns as many rows as its experts get."""
-    xs, choices, count = case.args[1:4]
-    if not isinstance(got, dict):
-        return False
-    homes = torch.cat(choices) // (count // len(xs))
-    arrived = homes.bincount(minlength=len(xs)).tolist()
-    return [len(one) if one.dim() else -1 for one in got.values()] == arrived != [len(x) for x in xs]
+    mine = [len(one) if one.dim() else -1 for one in got.values()] if isinstance(got, dict) else []
+    return mine == arriving(*case.args[1:4]) != [len(x) for x in case.args[1]]
+
+
+def later_rows_missing(case, seen, got):
+    """Of an expert's rows the first are right. Those behind them, in the order of the ranks, were left as they were."""
+    xs, choices = case.args[1:3]
+    experts, x, mine = torch.cat(choices), torch.cat(xs), torch.cat(list(got.values()))
+    missing = ~torch.isclose(mine, made_by(experts, x), rtol=1e-3).all(1)
+    left = ((mine == 0) | (mine == x) | mine.isnan())[missing].all()
+    of_experts = [missing[experts == expert].int() for expert in experts[missing].unique()]
+    return bool(left) and all(one[0] == 0 and (one.diff() >= 0).all() for one in of_experts) and len(of_experts) > 0
 
 
 EXERCISE = Exercise(
     id="20.6", title="Tokens to experts on other ranks", entries=("dispatch",), cases=dispatch_cases,
     oracle=of_each_token, contracts=(CONTRACT,), models=(model_of(dispatched, CHANGES, (made_by,)),),
-    requirements=(ReceivesAtMost("Each row travels once to the rank of its expert and once back, and to no other rank; "
-                                 "nothing is filled up."),),
+    requirements=(ReceivesAtMost("A row travels to the rank of its expert and back, and to no other rank; nothing is "
+        "filled up. Beside rows, `count` whole numbers may come from each rank, and two with each row."),),
     mistakes=(
         NO_GENERATOR,
-        Mistake("returns_early", "A rank returned while others wait for it. Every rank takes part in every all_to_all, "
-            "also one without tokens, or without rows for its experts: it gives empty tensors.",
-            when=told("which returned")),
         Mistake("other_steps", "Other steps than all_to_all were taken. It does all three exchanges: numbers, rows, "
             "results.", when=told("other steps than")),
         Mistake("expert_of_another_rank", "run was called for an expert of another rank. Rank r holds count / ranks "
@@ -217,15 +238,20 @@ EXERCISE = Exercise(
             when=told("and it holds experts")),
         Mistake("run_again", "run was called more than once for an expert. Put together the rows for it that came from "
             "all ranks, and run it once.", when=told("called again")),
+        Mistake("no_minlength", "The numbers of the last experts are missing. bincount ends with the largest expert "
+            "that occurs: give it minlength=count.", when=lambda case, seen, got: told(
+            f"shape '[{len(case.args[1])}, {case.args[3] // len(case.args[1])}]' is invalid")(case, seen, got)),
+        Mistake("sizes_of_the_other_side", OTHER_SIDE, when=beyond_the_rows),
         Mistake("run_without_rows", "run was called for an expert without rows. Leave such experts out.",
             when=told("was given 0 rows")),
-        Mistake("no_minlength", "The numbers of the last experts are missing. bincount ends with the largest expert "
-            "that occurs: give it minlength=count.", when=no_minlength),
-        Mistake("sizes_of_the_other_side", "The sizes of a split do not add up to the rows. What arrives is cut by the "
-            "numbers that the other ranks sent, and what returns by your own.",
-            when=told("split_with_sizes expects")),
+        Mistake("returns_early", "A rank returned while others wait for it. Every rank takes part in every all_to_all, "
+            "also one without tokens, or without rows for its experts: it gives empty tensors.",
+            when=told("which returned")),
         Mistake("not_sent_back", "A rank returns the rows of its experts. They belong to tokens of other ranks: send "
             "them back with a third all_to_all.", when=not_sent_back),
+        Mistake("rows_dropped", "The first rows of an expert are right, and later ones were left out. Is there a limit "
+            "to the rows of an expert, a capacity? All rows are computed: an expert may get every token.", every=True,
+            when=later_rows_missing),
     ),
     hints=(
         "Play the example of the text on paper. Which three lists does each rank give to all_to_all: of numbers, of "

@@ -9,7 +9,8 @@ import torch
 from course_lib.checker import Case, Exercise, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.requirements import Requirement
-from exercises.ch20_several_gpus.programs import NO_GENERATOR, PLAYER, ReceivesAtMost, told
+from exercises.ch20_several_gpus.programs import NO_GENERATOR, PLAYER, ReceivesAtMost
+from exercises.ch20_several_gpus.ring_play import WAITS_FOREVER
 from exercises.topics.evidence import raised
 
 
@@ -57,19 +58,17 @@ class SameBits(Requirement):
     id: str = "bits_differ"
 
     def complaint(self, case, seen):
-        if not seen.noted.get("unequal"):
-            return None
-        return (
-            "Ranks that hold the same head return sums that differ in their last bits, so their copies of the head "
-            "would drift apart. Add the parts in the same order on each rank: the lowest rank's first."
+        said = (
+            "Ranks that hold the same head return sums that differ in their bits, so their copies of the head would "
+            "drift apart. Add the parts in the same order on each rank: the lowest rank's first."
         )
+        return said if seen.noted.get("unequal") else None
 
 
 def heads(rank, ranks, query_heads, kv_heads):
-    each = query_heads // ranks
+    each, readers = query_heads // ranks, query_heads // kv_heads
     begin = rank * each
     queries = list(range(begin, begin + each))
-    readers = query_heads // kv_heads
     keys = sorted({head // readers for head in queries})
     return {"query heads": queries, "kv heads": keys}
 
@@ -87,9 +86,12 @@ def summed(player, kv_heads, gradients, copies, allowed):
     return results
 
 
-def drawn(draw, *, ranks, kv_heads, rows=3, width=4, size=1.0):
+def drawn(draw, *, ranks, kv_heads, rows=3, width=4, size=1.0, cancelling=()):
+    """cancelling: one number for each rank, which all of its gradient is."""
     own, share = max(1, kv_heads // ranks), max(1, ranks // kv_heads)
     gradients = [draw.normal(own, rows, width, scale=size) for _ in range(ranks)]
+    for gradient, number in zip(gradients, cancelling):
+        gradient.fill_(number)
     copies = [list(range(first, first + share)) for first in range(0, ranks, share)]
     return PLAYER, kv_heads, gradients, copies, (share - 1) * gradients[0].nbytes
 
@@ -105,7 +107,7 @@ def head_cases(draw):
     each = draw.choice((5, 6, 7))
     return [
         of(0, 1, 4, 2), of(1, 2, 8, 4), of(0, 4, 8, 2), of(1, 4, 8, 2), of(3, 4, 8, 2), of(5, 8, 8, 1), of(7, 8, 32, 8),
-        of(2, 3, 12, 6), of(3, 4, 4 * each, 4),
+        of(2, 3, 12, 6), of(3, 4, 4 * each, 4), of(2, 3, 27, 9), of(15, 22, 22, 22),
         total("1 rank, 2 KV heads", ranks=1, kv_heads=2),
         total("2 ranks, 1 KV head", ranks=2, kv_heads=1),
         total("2 ranks, 4 KV heads", ranks=2, kv_heads=4),
@@ -113,6 +115,7 @@ def head_cases(draw):
         total("8 ranks, 2 KV heads", ranks=8, kv_heads=2, rows=draw.choice((5, 7))),
         total("8 ranks, 4 KV heads, gradients near 1,000,000", ranks=8, kv_heads=4, size=1e6),
         total("3 ranks, 1 KV head", ranks=3, kv_heads=1, rows=20),
+        total("3 ranks, large parts that cancel", ranks=3, kv_heads=1, cancelling=(1e7, -1e7, 1e-12)),
     ]  # fmt: skip
 
 
@@ -121,8 +124,7 @@ def fits(ranks, kv_heads):
 
 
 def placed(draw, *, ranks, kv_heads, readers, which):
-    query_heads = kv_heads * readers
-    return which * (ranks - 1) // 2, ranks, query_heads, kv_heads
+    return which * (ranks - 1) // 2, ranks, kv_heads * readers, kv_heads
 
 
 CONTRACTS = (
@@ -140,7 +142,7 @@ CONTRACTS = (
     Contract(
         drawn,
         choices={
-            "ranks": (1, 2, 3, 4, 8), "kv_heads": (1, 2, 3, 4, 8, 16), "rows": (1, 5), "width": (1, 6),
+            "ranks": (1, 2, 3, 4, 6, 8), "kv_heads": (1, 2, 3, 4, 8, 16), "rows": (1, 5), "width": (1, 6),
             "size": (1.0, Level(1e5, "large gradients"), Level(1e-5, "small gradients")),
         },
         says={"ranks": "ranks: 1 … 8", "kv_heads": "ranks is a multiple of kv_heads", "rows": "at least 1 of each",
@@ -162,6 +164,12 @@ OF_QUERIES = (
         "h // (query_heads // kv_heads).", wrong_kv_head=("head // readers", "head % kv_heads")),
     *edits("A KV head stands several times in the list, once for each query head that reads it. A rank keeps it once.",
         kv_head_repeated=(KEYS, "[head // readers for head in queries]")),
+    *edits("The KV heads are not in ascending order: a set has no order of its own. Sort it.",
+        not_ascending=(KEYS, f"list({KEYS[7:-1]})")),
+    *edits("A KV head's number was computed with fractions, and these are rounded: int(15 / 22 * 22) is 14, and round "
+        "takes the nearest. Whole numbers stay exact: head // (query_heads // kv_heads).",
+        in_fractions=(KEYS, "sorted({int(head / query_heads * kv_heads) for head in queries})"),
+        in_fractions__nearest=(KEYS, "[round(rank * kv_heads / ranks) + i for i in range(max(1, kv_heads // ranks))]")),
     *edits("A rank has no KV head: kv_heads // ranks is 0 where there are fewer heads than ranks. Its query heads "
         "still read one, so it holds a copy.",
         no_kv_head=(KEYS, "list(range(rank * (kv_heads // ranks), (rank + 1) * (kv_heads // ranks)))"),
@@ -180,6 +188,7 @@ OF_QUERIES = (
     *edits("The KV heads are counted within the rank. Number them over all ranks, as the query heads.",
         local_kv_numbers=(KEYS, "list(range(max(1, kv_heads // ranks)))")),
 )  # fmt: skip
+PART = "gradients[other]"
 GROUP, TOTAL, ADDED = "range(first, first + share)", "torch.zeros_like(gradient)", "= total\n    return"
 AFTER, BEFORE = "first + (rank - first + 1) % share", "first + (rank - first - 1) % share"
 OF_SUMS = (
@@ -196,19 +205,20 @@ OF_SUMS = (
     *edits("The parts of the wrong ranks were added. Ranks that hold the same head follow each other: the first ranks "
         "// kv_heads ranks hold head 0, and so on.",
         wrong_group=(GROUP, "range(rank % kv_heads, ranks, kv_heads) if share > 1 else [rank]"),
-        wrong_group__share=(GROUP, "range(rank % share, ranks, share)"),
-        wrong_group__share_if_copied=(GROUP, "range(rank % share, ranks, share) if share > 1 else [rank]")),
+        wrong_group__share=(GROUP, "range(rank % share, ranks, share)")),
+    *edits("The part of the last rank of a group is missing. Ranks first … first + share - 1 hold a head, and a range "
+        "ends before its second number.", last_part_missing=(GROUP, "range(first, first + max(1, share - 1))"),
+        last_part_missing__own_twice=(GROUP, "[rank, *range(first, first + share - 1)]")),
+    *edits("Parts were rounded to 16 bits. Send and add float32.",
+        parts_in_16_bits=(PART, f"{PART}.bfloat16().float()"), parts_in_16_bits__half=(PART, f"{PART}.half().float()"),
+        parts_in_16_bits__sum=(PART, f"{PART}.half()", TOTAL, f"{TOTAL}.half()", ADDED, f"= total.float(){ADDED[7:]}")),
     *edits("A head is taken to be shared by kv_heads ranks. ranks // kv_heads of them hold it.",
         group_of_kv_heads=("max(1, ranks // kv_heads)", "min(ranks, kv_heads) if ranks > kv_heads else 1")),
     *edits("Only one other rank's part was added. ranks // kv_heads ranks hold a head, and all of their parts count.",
         one_other_alone=(GROUP, f"[rank, {AFTER}] if share > 1 else [rank]"),
-        one_other_alone__before=(GROUP, f"[rank, {BEFORE}] if share > 1 else [rank]"),
-        one_other_alone__pairs=(GROUP, "sorted({rank, min(rank ^ 1, ranks - 1)}) if share > 1 else [rank]")),
+        one_other_alone__before=(GROUP, f"[rank, {BEFORE}] if share > 1 else [rank]")),
     *edits("One rank of a group has the sum, and the others have their own part. All that hold the head need the sum.",
         sum_on_one_rank=(GROUP, "range(first, first + share) if rank == first else [rank]")),
-    *edits("The neighbour's own part was added again and again. Pass on what you received last.",
-        not_passed_on=(ADDED, f"= gradient + (share - 1) * gradients[{BEFORE}]\n    return"),
-        not_passed_on__other=(ADDED, f"= gradient + (share - 1) * gradients[{AFTER}]\n    return")),
 )  # fmt: skip
 
 EXERCISE = Exercise(
@@ -222,11 +232,12 @@ EXERCISE = Exercise(
     ),
     mistakes=(
         NO_GENERATOR,
-        Mistake("waits_forever", "Ranks wait for each other for ever. A step of all ranks together, such as "
-            "all_to_all, needs all of them, also those that share nothing. A send may wait until its receiver takes "
-            "the message: exchange sends and receives at once.", when=told(" waits for ", " waits at ")),
+        WAITS_FOREVER,
         Mistake("fails_without_copies", "It divides by 0 where no head is shared: ranks // kv_heads is 0 there, and "
             "one rank holds each head.", when=raised("ZeroDivisionError")),
+        Mistake("powers_of_two", "Only groups of 3 or 6 ranks are wrong. Where each rank exchanges with the one at "
+            "distance 1, then 2, then 4, it hears of all others only in groups of 2, 4 or 8.", every=True,
+            when=lambda case, seen, got: case.entry == "sum_gradients" and len(case.args[3][0]) in (3, 6)),
     ),
     hints=(
         "Draw 4 ranks, 8 query heads and 2 KV heads. Write the rank over each query head, and under it the KV head "

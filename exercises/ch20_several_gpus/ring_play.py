@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,19 +11,23 @@ from course_lib.checker import Mistake, edits
 from course_lib.checker.specification.contract import Level
 from course_lib.checker.specification.nested import tensors
 from course_lib.checker.specification.requirements import Requirement
-from course_lib.hardware.simulated_ranks import play_ranks
+from exercises.ch20_several_gpus.programs import told
 
-PLAY = inspect.getsource(play_ranks)
-RANKS, ORDERS = (1, 2, 3, 4, 8), (Level("ascending", ""), Level("descending", "the last rank first"), 1, 2)
-BUFFERED = (Level(True, ""), Level(False, "a send waits"))
+DRAWN = {
+    "ranks": (1, 2, 3, 4, 8), "heads": (1, 3), "dim": (1, 16), "dtype": (torch.float32, torch.bfloat16),
+    "order": (Level("ascending", ""), Level("descending", "the last rank first"), 1, 2),
+    "buffered": (Level(True, ""), Level(False, "a send waits")),
+}  # fmt: skip
+SAID = {"ranks": "1 … 8", "heads": "at least 1", "dim": "at least 1", "dtype": "float32 or", "order": "in any order",
+        "buffered": "A send may wait"}  # fmt: skip
 
 
-def of_all_ranks(functions, name, returned, play, given, attend, order, buffered):
+def of_all_ranks(functions, name, returned, play, given, attend, allowed, order, buffered):
     """What each rank returns, by name. It is sent to the worker by its source alone.
 
     name: of the learner's program. returned: what it returns: "out, lse". play: the source of `play_ranks`. given: the
     program's tensors, a list for each rank. attend: the source of the function that it is handed last, which also says
-    how many pairs of a query and a key it has computed.
+    how many pairs of a query and a key it has computed, in all heads. allowed: bytes that a rank may receive.
     """
     ranks, events = len(given), []
     pairs, scope = [0] * ranks, vars(of_all_ranks).setdefault(play + attend, {})  # compiled once
@@ -51,51 +54,36 @@ def of_all_ranks(functions, name, returned, play, given, attend, order, buffered
         if not isinstance(result, (tuple, list)) or len(result) != len(wanted):
             raise TypeError(f"rank {rank} returned {type(result).__name__}; it must return ({returned})")
         found[f"rank {rank}"] = dict(zip(wanted, result))
+        short = [f"{one} is {part.dtype}" for one, part in zip(wanted, result) if getattr(part, "itemsize", 4) < 4]
+        if short:
+            raise TypeError(f"rank {rank}'s {short[0]}, and must be float32")
     noted = getattr(functions, "noted", {})  # a model has none
-    noted["received"], noted["most pairs"], noted["fewest pairs"] = max(played["received"]), max(pairs), min(pairs)
+    noted.update(received=max(played["received"]), allowed=allowed, most=max(pairs), fewest=min(pairs))
     return found
 
 
 @dataclass(frozen=True)
-class AroundTheRing(Requirement):
-    """Tensors go from rank to rank by messages alone, and a rank receives at most `most(*case.args)` bytes."""
-
-    most: Callable[..., int]
-    id: str = "too_many_bytes"
-
-    def complaint(self, case, seen):
-        if "received" not in seen.noted:
-            return None
-        most, received = self.most(*case.args), seen.noted["received"]
-        return f"A rank received {received:,} bytes, and {most:,} are enough." if received > most else None
-
-
-@dataclass(frozen=True)
 class EachPairOnce(Requirement):
-    """The function that is given computes `pairs(*case.args)` pairs of a query and a key on each rank."""
+    """The function that is given computes `pairs(ranks, rows)` pairs of queries and keys in each head of a rank."""
 
-    pairs: Callable[..., int]
+    pairs: Callable[[int, int], int]
     name: str
     id: str = "too_many_pairs"
 
     def complaint(self, case, seen):
-        if "most pairs" not in seen.noted:
+        if "most" not in seen.noted:
             return None
-        pairs, most, fewest = self.pairs(*case.args), seen.noted["most pairs"], seen.noted["fewest pairs"]
-        if most > pairs:
-            return f"On a rank {self.name} computed {most:,} pairs of a query and a key, and {pairs:,} are enough."
-        if fewest < pairs:
-            return f"On a rank {self.name} computed {fewest:,} pairs of a query and a key, and there are {pairs:,}."
-        return None
+        given, most, fewest = case.args[3], seen.noted["most"], seen.noted["fewest"]
+        heads, rows, _ = given[0][0].shape
+        pairs = heads * self.pairs(len(given), rows)
+        if most == fewest == pairs:
+            return None
+        computed, needed = (most, f"{pairs:,} are enough") if most > pairs else (fewest, f"there are {pairs:,}")
+        return f"Over all heads {self.name} computed {computed:,} pairs of a query and a key on a rank, and {needed}."
 
 
-def told(*words: str):
-    """A `when`: the error that was raised holds one of these words."""
-    return lambda case, seen, got: seen.error is not None and any(word in seen.error.text for word in words)
-
-
-def rounded_to_16_bits(oracle: Callable):
-    """A `when` for every failing case: inputs have 16 bits, and results err by no more than their rounding explains."""
+def rounded_to_16_bits(oracle: Callable) -> Mistake:
+    """Inputs have 16 bits in every failing case, and results err by no more than their rounding explains."""
 
     def when(case, seen, got):
         if not isinstance(got, dict) or "rank 0" not in got:
@@ -106,26 +94,22 @@ def rounded_to_16_bits(oracle: Callable):
             errors.append((mine - wanted).abs().max() / wanted.abs().max())
         return tensors(case.args)[0].dtype == torch.bfloat16 and 1e-6 < max(errors) < 0.03
 
-    return when
+    return Mistake("rounded_to_16_bits", "Something was rounded to 16 bits: what a step gave, a weight, a sum, or what "
+        "travels. The function that is given returns float32. Compute, add and send what it gave in float32: keys and "
+        "values alone travel in their own dtype.", when, every=True)  # fmt: skip
 
 
-def exchanged_too_often(most: Callable) -> Mistake:
-    """Keys and values went once around the whole ring. most: the bytes that are enough, of a case's arguments."""
-
-    def when(case, seen, got):
-        return "received" in seen.noted and seen.noted["received"] == most(*case.args) + 2 * case.args[3][0][1].nbytes
-
-    said = "Keys and values were exchanged once more after the last step: ranks - 1 exchanges of them are enough."
-    return Mistake("exchanged_after_the_last_step", said, when, cost=True)
-
-
+WAITS_FOREVER = Mistake("waits_forever", "Ranks wait for ever; the text above says who waits for whom. If all send "
+    "first, none receives, because a send may wait until its receiver takes the message; if all receive first, none "
+    "sends. exchange does both at once. Otherwise a message was sent to another rank, or never, or a step of all ranks "
+    "together is not taken by all.", when=told(" waits for ", " waits at "))  # fmt: skip
 MISTAKES = (
-    Mistake("waits_forever", "Ranks wait for ever; the text above says who waits for whom. If all ranks send first, "
-        "none receives, because a send may wait until its receiver takes the message: exchange does both at once. "
-        "Otherwise a message that is waited for was sent to another rank, or never.", when=told("waits")),
+    WAITS_FOREVER,
     Mistake("no_generator", "The function is no generator, or returns something else than the tensors that are asked "
         'for. Yield the steps, as in tensor = yield ("exchange", to, tensor, source), and return the result at the '
         "end.", when=told("is no generator", "it must return")),
+    Mistake("result_in_16_bits", "A result was returned in 16 bits. All results are float32, whatever the dtype of the "
+        "queries.", when=told("must be float32")),
     Mistake("unknown_step", "A step is not among those that exist. Each sends one tensor: torch.stack([key, value]) "
         'makes one of two. ("exchange", to, tensor, source) names the receiver first and the sender last, both from 0 '
         "to ranks - 1.", when=told("does not exist among")),
@@ -140,7 +124,6 @@ PASSING = (
     *edits("Keys and values are not passed on: every step sends the rank's own ones, so the same neighbour's arrive "
         "each time. Send what you received last.",
         not_passed_on=(PASSED_ON, PASSED_ON.replace("travelling", "torch.stack([key, value])"))),
-    *edits("Keys were taken for values, and values for keys.", keys_for_values=(TAKEN, "travelling[1], travelling[0]")),
     *edits("Keys travel and values stay, or the other way round. Both of a pair come from the same rank.",
         one_of_two_travels=(TAKEN, "travelling[0], value"), one_of_two_travels__values=(TAKEN, "key, travelling[1]")),
 )  # fmt: skip

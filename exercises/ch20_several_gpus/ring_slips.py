@@ -22,12 +22,9 @@ PLACES = (
         "earliest chunk takes the latest: 2 · ranks - 1 - rank.",
         late_chunks_ascending=("2 * ranks - 1 - rank", "ranks + rank")),
     *edits("The late chunk is one too far: chunks are counted from 0, so the last is 2 · ranks - 1.",
-        late_chunk_off_by_one=("2 * ranks - 1 - rank", "2 * ranks - rank"),
-        late_chunk_off_by_one__before=("2 * ranks - 1 - rank", "2 * ranks - 2 - rank")),
+        late_chunk_off_by_one=("2 * ranks - 1 - rank", "2 * ranks - rank")),
     *edits("Tokens were dealt out one by one. A rank holds two chunks, each of tokens side by side.",
-        dealt_one_by_one=(RESULT, "list(range(rank, tokens, ranks))"),
-        dealt_one_by_one__there_and_back=(RESULT, "sorted([*range(rank, tokens, 2 * ranks), *range(late, tokens, 2 * "
-        "ranks)])")),
+        dealt_one_by_one=(RESULT, "list(range(rank, tokens, ranks))")),
     *edits("The late chunk stands first. Put the early one first, so that the tokens are in ascending order.",
         late_first=(RESULT, "[*second, *first]")),
     *edits("The late chunk is in descending order. The tokens of both chunks ascend.",
@@ -71,34 +68,21 @@ def own_in_chunks(merge, query, key, value, attend, half, first=True, second=Tru
 OUT, WHOLE, OWN = "out * kept + part * more", "torch.logaddexp(lse, part_lse)", "attend(query, key, value, True)"
 EARLY, LATE = "attend(query, keys[:, :half], values[:, :half], False)", "attend(query[:, half:], keys, values, False)"
 SOURCE, BEFORE, STEPS = "(rank - step) % ranks", "if source < rank", "range(1, ranks)"
+EVERYTHING, MASKED = "attend(query, keys, values, False)", "attend(query, keys, values, True)"
 ALL = "late, late_lse = merged(out[:, half:], lse[:, half:], part, part_lse)"
 JOINED = "torch.cat([out[:, :half], late], 1), torch.cat([lse[:, :half], late_lse], 1)"
 ALL_ROWS = (ALL, "late, late_lse = merged(out, lse, part, part_lse)", JOINED, "late, late_lse")
-FIRST_ROWS = (ALL, "late, late_lse = merged(out[:, :half], lse[:, :half], part, part_lse)",
-              JOINED, "torch.cat([late, out[:, half:]], 1), torch.cat([late_lse, lse[:, half:]], 1)")  # fmt: skip
-BEHIND = "*attend(query[:, half:], keys[:, {0}], values[:, {0}], False)"
-ONE_BY_ONE = (f"late, late_lse = merged(*merged(out[:, half:], lse[:, half:], {BEHIND.format(':half')}), "
-              f"{BEHIND.format('half:')})")  # fmt: skip
 EXPONENTIALS = ("(out * torch.exp(lse)[..., None] + part * torch.exp(part_lse)[..., None]) / "
                 "(torch.exp(lse) + torch.exp(part_lse))[..., None]")  # fmt: skip
-FILLED = ("late, late_lse = merged(out, lse, torch.cat([0 * out[:, :half], part], 1), "
-          "torch.cat([0 * lse[:, :half] - {}, part_lse], 1))")  # fmt: skip
 MERGED_SLIPS = (
-    *edits("", by_chunks=(OWN, "own_in_chunks(merged, query, key, value, attend, half)", ALL, ONE_BY_ONE),
-        filled_up=(ALL, FILLED.format("torch.inf"), JOINED, "late, late_lse")),
-    *edits("The partial outputs were averaged. A part weighs exp(its lse - the lse of all).",
-        averaged=(OUT, "(out + part) / 2")),
-    *edits("The partial outputs were added. Each is an average of its own: weigh it by exp(its lse - the lse of all).",
-        added=(OUT, "out + part")),
+    *edits("The partial outputs were added or averaged as they are. Each weighs exp(its lse - the lse of all).",
+        not_weighed=(OUT, "(out + part) / 2"), not_weighed__added=(OUT, "out + part")),
     *edits("The weights do not add up to 1: the outputs were weighed relative to the old lse, and not divided. Take "
         "exp(lse - whole) and exp(part_lse - whole), with the lse of both.",
         not_divided=(OUT, "out + part * torch.exp(part_lse - lse)[..., None]")),
     *edits("The two weights are exchanged.", weights_exchanged=(OUT, "out * more + part * kept")),
     *edits("The old output keeps all of its weight: lse was brought up to date before the weights were computed. Keep "
         "the old one until then.", old_weight_missing=(OUT, "out + part * more")),
-    *edits("The early queries were given an lse of 0, which is a weight of exp(0), for keys that they do not see. "
-        "Leave their rows out, or give them minus infinity.",
-        unseen_keys_weigh=(ALL, FILLED.format("0"), JOINED, "late, late_lse")),
     *edits("exp of an lse, or of a difference that may be positive, overflows float32 above 88. Take exponentials of "
         "lse - whole alone, with torch.logaddexp for the lse of both.",
         overflow=(WHOLE, "torch.log(torch.exp(lse) + torch.exp(part_lse))"),
@@ -106,55 +90,43 @@ MERGED_SLIPS = (
         overflow__turned_round=(WHOLE, "part_lse + torch.log(1 + torch.exp(lse - part_lse))"),
         overflow__of_both=(OUT, EXPONENTIALS),
         overflow__everywhere=(OUT, EXPONENTIALS, WHOLE, "torch.log(torch.exp(lse) + torch.exp(part_lse))")),
-    *edits("lse was not brought up to date, so the next merge weighs the parts before it too little. It is the lse of "
-        "all keys so far.", lse_not_updated=("more, whole", "more, lse"),
-        lse_not_updated__last_part=("more, whole", "more, part_lse"),
+    *edits("lse is not that of all keys so far, so the next merge weighs the parts before it too little. It is "
+        "torch.logaddexp of the old lse and the part's: neither stays, nor is it the larger of the two.",
+        lse_not_updated=("more, whole", "more, lse"), lse_not_updated__last_part=("more, whole", "more, part_lse"),
         lse_not_updated__larger=("more, whole", "more, torch.maximum(lse, part_lse)")),
-    *edits("A rank's own queries saw all of its own keys. Only here the mask is needed: causal=True.",
-        own_not_causal=(OWN, "attend(query, key, value, False)"),
-        own_not_causal__in_chunks=(OWN, "own_in_chunks(merged, query, key, value, attend, half, False, False)")),
-    *edits("The late chunk's own queries saw all keys of that chunk. It needs the mask, as the early one does.",
-        late_chunk_not_causal=(OWN, "own_in_chunks(merged, query, key, value, attend, half, second=False)")),
+    *edits("Of a rank's own keys, its queries saw some that lie behind them. Here alone the mask is needed: "
+        "causal=True, also chunk by chunk.", own_not_causal=(OWN, "attend(query, key, value, False)"),
+        own_not_causal__in_chunks=(OWN, "own_in_chunks(merged, query, key, value, attend, half, False, False)"),
+        own_not_causal__late_chunk=(OWN, "own_in_chunks(merged, query, key, value, attend, half, second=False)")),
     *edits("The late queries of a rank did not see its own early chunk, which lies before them.",
         own_early_chunk_missing=(OWN, "own_in_chunks(merged, query, key, value, attend, half, across=None)")),
-    *edits("All keys of other ranks were seen by all queries. Of a rank before, only the early chunk is seen; of one "
-        "behind, only the late queries see the keys.",
-        hidden_keys_seen=(EARLY, "attend(query, keys, values, False)", LATE, "attend(query, keys, values, False)",
-        *ALL_ROWS),
-        hidden_keys_seen__of_ranks_before=(EARLY, "attend(query, keys, values, False)"),
-        hidden_keys_seen__of_ranks_behind=(LATE, "attend(query, keys, values, False)", *ALL_ROWS)),
-    *edits("Keys were masked by their place in the piece, though they lie before all of its queries. Only the square "
-        "of a chunk, or of all of a rank's own tokens, needs the mask; other chunks are seen whole, or not at all.",
-        masked_by_place=(EARLY, "attend(query, keys, values, True)", LATE, "attend(query, keys, values, True)",
-        *ALL_ROWS),
-        masked_by_place__early_chunk=(OWN, "own_in_chunks(merged, query, key, value, attend, half, across=True)"),
-        masked_by_place__of_ranks_before=(EARLY, "attend(query, keys, values, True)"),
-        masked_by_place__of_ranks_behind=(LATE, "attend(query, keys, values, True)", *ALL_ROWS)),
-    *edits("The ranks were compared as if each held one chunk: all keys of ranks before were seen, and none of ranks "
+    *edits("Queries saw keys of other ranks that lie behind them. Of a rank before, only the early chunk is seen; of "
+        "one behind, only the late queries see the keys.",
+        hidden_keys_seen=(EARLY, EVERYTHING, LATE, EVERYTHING, *ALL_ROWS),
+        hidden_keys_seen__of_ranks_before=(EARLY, EVERYTHING),
+        hidden_keys_seen__of_ranks_behind=(LATE, EVERYTHING, *ALL_ROWS)),
+    *edits("Keys of another chunk were masked by their place in the piece. Only the square of a chunk, or of all of a "
+        "rank's own tokens, needs the mask; other chunks are seen whole, or not at all.",
+        masked_by_place=(EARLY, MASKED, LATE, MASKED, *ALL_ROWS), masked_by_place__of_ranks_before=(EARLY, MASKED),
+        masked_by_place__of_ranks_behind=(LATE, MASKED, *ALL_ROWS),
+        masked_by_place__early_chunk=(OWN, "own_in_chunks(merged, query, key, value, attend, half, across=True)")),
+    *edits("Ranks were compared as if each held one chunk: all keys of ranks before were seen, and none of ranks "
         "behind. Here each rank has an early chunk and a late one.",
-        one_chunk_each=(EARLY, "attend(query, keys, values, False)", JOINED, "out, lse")),
+        one_chunk_each=(EARLY, EVERYTHING, JOINED, "out, lse")),
     *edits("The keys of ranks behind were left out. The late queries see both of their chunks.",
         ranks_behind_left_out=(JOINED, "out, lse")),
-    *edits("The keys of ranks before were left out. All queries see their early chunk.",
-        ranks_before_left_out=(BEFORE, "if source < rank:\n    pass\nelif source < 0")),
     *edits("Of a rank before, the late chunk was taken. It lies behind all of the queries; the early one lies before "
         "them.", wrong_chunk_of_keys=(EARLY, "attend(query, keys[:, half:], values[:, half:], False)")),
-    *edits("Of a rank behind, the early queries were given the keys. The late ones see them.",
-        wrong_chunk_of_queries=(LATE, "attend(query[:, :half], keys, values, False)", *FIRST_ROWS)),
-    *edits("A part of the late queries was merged into the rows of the early ones.", merged_into_other_rows=FIRST_ROWS),
-    *edits("Before and behind are exchanged: after `step` exchanges with the next rank the keys come from rank (rank - "
-        "step) % ranks.", wrong_source=(SOURCE, "(rank + step) % ranks"),
-        wrong_source__compared=(BEFORE, "if source > rank")),
+    *edits("Before and behind are exchanged. After `step` exchanges with the next rank the keys come from rank (rank - "
+        "step) % ranks. Where that is less than rank, they are those of a rank before.",
+        wrong_source=(SOURCE, "(rank + step) % ranks"), wrong_source__compared=(BEFORE, "if source > rank")),
     *edits("The source is one step off: after the first exchange the keys come from rank (rank - 1) % ranks.",
-        source_one_step_off=(SOURCE, "(rank - step + 1) % ranks"),
-        source_one_step_off__behind=(SOURCE, "(rank - step - 1) % ranks")),
+        source_one_step_off=(SOURCE, "(rank - step + 1) % ranks")),
     *edits("The source was not taken modulo ranks, so a negative number passes for a rank before.",
         source_not_modulo=(SOURCE, "rank - step")),
     *PASSING,
-    *edits("The last step is missing: there are ranks - 1 exchanges.",
-        last_step_missing=(STEPS, "range(1, ranks - 1)")),
+    *edits("One step is missing: there are ranks - 1 exchanges.", last_step_missing=(STEPS, "range(1, ranks - 1)")),
     *edits("The rank's own keys came round again and were counted twice: there are ranks - 1 exchanges.",
         own_keys_twice=(STEPS, "range(1, ranks + 1)")),
-    *edits("Only the rank's own keys were seen.", own_keys_alone=(STEPS, "range(0)")),
     *edits("Only the last part counts. Merge it with what there was.", last_part_alone=(OUT, "part")),
 )  # fmt: skip
