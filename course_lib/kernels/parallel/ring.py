@@ -12,8 +12,11 @@ chunk 2 · ranks - 1 - r. Then each step but the first has the same work on ever
     keys of a higher rank       the late queries see both of their chunks, and the early ones neither
 
 Exchange and products overlap. A step first starts to send and to receive, into a buffer that nobody reads, and then
-computes with the keys that it has. The backward pass is the same with the log-sum-exp and Δ of the whole row: each step
-adds to dQ, which stays, and to dK and dV, which travel one step behind their keys, in float32, and go home.
+computes with the keys that it has. On a GPU NCCL's kernel needs a few multiprocessors: one that starts behind a kernel
+that stays on all of them waits for its end (`bench ring` shows what that costs).
+
+The backward pass is the same with the log-sum-exp and Δ of the whole row: each step adds to dQ, which stays, and to dK
+and dV, which travel one step behind their keys, in float32, and go home.
 
 FLOPs of a rank: those of the whole sequence over `ranks`. Received by a rank, with n the bytes of its keys and values:
 (ranks - 1) · n in the forward pass; in the backward pass these again, and as many numbers of 4 bytes. At 131,072
