@@ -14,7 +14,7 @@ with an all-reduce. So caches, packed weights and the engine run it as they run 
     norms, embedding, head   all                                          the same as every other rank
 
 **What is sent.** Two all-reduces a layer, each of [tokens, width]. A step of Llama-3-8B, 32 layers of width 4096 in 16
-bits, has 64 of them with 8 KiB for each token.
+bits, has 64 of them, with 8 KiB for each token.
 
 **What is not shared out.** With fewer KV heads than ranks, several ranks keep a copy of one whole head, in their
 weights and in their caches. With latent attention the heads are shared out, but every rank keeps the whole latent of
@@ -82,7 +82,7 @@ SPLIT_BLOCKS = ("attention", "feed_forward")  # each runs on a part of the heads
 
 
 class Shard(Decoder):
-    """One rank's part of a decoder, with weights as `Decoder` begins; `shard` makes one of a model's weights.
+    """One rank's part of a decoder. `shard` makes one; by itself it begins with random weights, as `Decoder` does.
 
     Args:
         config: of the whole model.
@@ -95,7 +95,8 @@ class Shard(Decoder):
         whole: the whole model's config; `config` is the part's.
         ranks, all_reduce: as given. `all_reduce` may be replaced, on all ranks alike, before weights are packed.
 
-    All ranks must call it with the same tokens in the same order, since each call meets the others in all-reduces.
+    All ranks must call it with the same tokens in the same order, since each call meets the others in all-reduces. What
+    reads its weights without calling it must sum by itself, as `PackedDecoder` does; `SingleDecoder` does not.
     Raises a ValueError where the sizes cannot be shared out, with the numbers of ranks that can.
     """
 
