@@ -39,6 +39,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from course_lib.hardware.ranks import Ranks
 from course_lib.models.config import ModelConfig
@@ -164,7 +165,7 @@ def shard(model: Decoder, ranks: Ranks, all_reduce: AllReduce | None = None) -> 
     """
     if model.all_reduce is not None:
         raise ValueError("model is a shard of a model already; give the whole one.")
-    with torch.device("meta"):  # no memory for weights that are replaced at once
+    with torch.device("meta"), _NoNumbers():  # neither memory nor numbers for weights that are replaced at once
         part = Shard(model.config, ranks, all_reduce, model.attention, model.glue)
     weights = {name: _piece(weight, _cut_of(name), model.config, ranks) for name, weight in model.state_dict().items()}
     part.load_state_dict(weights, assign=True)
@@ -211,6 +212,16 @@ def _piece(weight: torch.Tensor, cut: Cut | None, config: ModelConfig, ranks: Ra
         mine = ranks.rank * pieces // ranks.size
         weight = rows.select(cut.dim + 1, mine).flatten(cut.dim, cut.dim + 1)
     return torch.empty(weight.shape, dtype=weight.dtype, device=ranks.device).copy_(weight)
+
+
+class _NoNumbers(TorchFunctionMode):
+    """Modules leave their weights as they are made. PyTorch (seen with 2.13) imports its compiler to draw meta weights,
+    which takes seconds."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return None
+        return function(*args, **(kwargs or {}))
 
 
 class _SummedBackward(torch.autograd.Function):
