@@ -4,7 +4,7 @@ At batch 1 and 64, each sequence with CONTEXT tokens before it. A figure is the 
 `FastSteps`, runs, replayed in a row on all ranks at once. The two all-reduces of each layer are in the graph:
 
     NCCL     `Ranks.sum`: a copy, and the library's all-reduce
-    ours     `course_lib.kernels.parallel`, where it is there
+    ours     the course's own all-reduce over symmetric memory, where it is there
 
 Beside it stands what is to be expected, in two parts: a rank's weights and its part of the cache at the rate of
 PyTorch's copy, and as many all-reduces of [batch, width] as the step has, at the time that each takes in a graph of

@@ -14,7 +14,7 @@ with an all-reduce. So caches, packed weights and the engine run it as they run 
     norms, embedding, head   all                                          the same as every other rank
 
 **What is sent.** Two all-reduces a layer, each of [tokens, width]. A step of Llama-3-8B, 32 layers of width 4096 in 16
-bits, has 64 of them with 8 KiB for each token.
+bits, has 64 of them, with 8 KiB for each token.
 
 **What is not shared out.** With fewer KV heads than ranks, several ranks keep a copy of one whole head, in their
 weights and in their caches. With latent attention the heads are shared out, but every rank keeps the whole latent of
@@ -39,6 +39,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from course_lib.hardware.ranks import Ranks
 from course_lib.models.config import ModelConfig
@@ -82,7 +83,7 @@ SPLIT_BLOCKS = ("attention", "feed_forward")  # each runs on a part of the heads
 
 
 class Shard(Decoder):
-    """One rank's part of a decoder, with weights as `Decoder` begins; `shard` makes one of a model's weights.
+    """One rank's part of a decoder. `shard` makes one; by itself it begins with random weights, as `Decoder` does.
 
     Args:
         config: of the whole model.
@@ -95,7 +96,8 @@ class Shard(Decoder):
         whole: the whole model's config; `config` is the part's.
         ranks, all_reduce: as given. `all_reduce` may be replaced, on all ranks alike, before weights are packed.
 
-    All ranks must call it with the same tokens in the same order, since each call meets the others in all-reduces.
+    All ranks must call it with the same tokens in the same order, since each call meets the others in all-reduces. What
+    reads its weights without calling it must sum by itself, as `PackedDecoder` does; `SingleDecoder` does not.
     Raises a ValueError where the sizes cannot be shared out, with the numbers of ranks that can.
     """
 
@@ -163,7 +165,7 @@ def shard(model: Decoder, ranks: Ranks, all_reduce: AllReduce | None = None) -> 
     """
     if model.all_reduce is not None:
         raise ValueError("model is a shard of a model already; give the whole one.")
-    with torch.device("meta"):  # no memory for weights that are replaced at once
+    with torch.device("meta"), _NoNumbers():  # neither memory nor numbers for weights that are replaced at once
         part = Shard(model.config, ranks, all_reduce, model.attention, model.glue)
     weights = {name: _piece(weight, _cut_of(name), model.config, ranks) for name, weight in model.state_dict().items()}
     part.load_state_dict(weights, assign=True)
@@ -210,6 +212,16 @@ def _piece(weight: torch.Tensor, cut: Cut | None, config: ModelConfig, ranks: Ra
         mine = ranks.rank * pieces // ranks.size
         weight = rows.select(cut.dim + 1, mine).flatten(cut.dim, cut.dim + 1)
     return torch.empty(weight.shape, dtype=weight.dtype, device=ranks.device).copy_(weight)
+
+
+class _NoNumbers(TorchFunctionMode):
+    """Modules leave their weights as they are made. PyTorch (seen with 2.13) imports its compiler to draw meta weights,
+    which takes seconds."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return None
+        return function(*args, **(kwargs or {}))
 
 
 class _SummedBackward(torch.autograd.Function):
