@@ -8,7 +8,7 @@ What the model leaves out: how long anything takes, and copies of which half has
 """
 
 
-def play_ranks(program, arguments, order=0, memory=None, buffered=True, dies=None, events=None):
+def play_ranks(program, arguments, order=0, memory=None, buffered=True, dies=None, events=None, devices=None):
     """Plays the program of every rank; says how it ended, what each returned, and what went over the links.
 
     Args:
@@ -31,6 +31,8 @@ def play_ranks(program, arguments, order=0, memory=None, buffered=True, dies=Non
         buffered: a send is over at once. If not, it waits until the other rank receives, as large messages may.
         dies: {rank: after how many steps it gives no more}.
         events: a list to which (rank, step's name, other rank or None, bytes) is appended for every step.
+        devices: one for each rank, such as ["cuda:0", "cuda:1"], where its arguments are: what a rank gets from others
+            is copied to it over the links, and GPUs compute at the same time, since nobody waits for their results.
 
     Returns:
         A dict: ending, "finished" or who waits for what for ever or what ranks disagree about; results, of each rank,
@@ -59,7 +61,12 @@ def play_ranks(program, arguments, order=0, memory=None, buffered=True, dies=Non
     received = [0] * count
     channels = {(source, to): deque() for source in range(count) for to in range(count)}
     signals = {}  # (source, to, slot): how many
-    parts = [torch.full((memory[0],), float("nan"), dtype=memory[1]) for _ in range(count)] if memory else None
+    parts = None
+    if memory:
+        parts = [
+            torch.full((memory[0],), float("nan"), dtype=memory[1], device=devices[rank] if devices else None)
+            for rank in range(count)
+        ]
     meetings, joined = [], [0] * count  # the n-th step of all ranks together: {rank: step}; how many each has joined
     pending = [None] * count  # the step that a rank waits in
     shapes = {"send": 3, "receive": 2, "exchange": 4, "write": 3, "read": 4, "signal": 3, "wait": 3, "barrier": 1,
@@ -97,6 +104,10 @@ def play_ranks(program, arguments, order=0, memory=None, buffered=True, dies=Non
         if events is not None:
             events.append((who, name, other, size))
 
+    def here(who, tensor):
+        """The tensor on this rank's device, where ranks have one."""
+        return tensor.to(devices[who], non_blocking=True) if devices else tensor
+
     def begin(who, step):
         """What a step does before it may have to wait; what the rank then waits in."""
         name = step[0]
@@ -133,7 +144,7 @@ def play_ranks(program, arguments, order=0, memory=None, buffered=True, dies=Non
             (tensor,) = channels[step[1], who].popleft()
             received[who] += tensor.nbytes if step[1] != who else 0
             note(who, name, step[1], tensor.nbytes)
-            return tensor
+            return here(who, tensor)
         if name == "write":
             parts[who][step[2] : step[2] + step[1].numel()] = step[1].flatten()
             note(who, name, None, step[1].nbytes)
@@ -141,7 +152,7 @@ def play_ranks(program, arguments, order=0, memory=None, buffered=True, dies=Non
             copied = parts[step[1]][step[2] : step[3]].clone()
             received[who] += copied.nbytes if step[1] != who else 0
             note(who, name, step[1], copied.nbytes)
-            return copied
+            return here(who, copied)
         if name in ("signal", "wait"):
             key = (who, step[1], step[2]) if name == "signal" else (step[1], who, step[2])
             signals[key] = signals.get(key, 0) + (1 if name == "signal" else -1)
@@ -156,7 +167,8 @@ def play_ranks(program, arguments, order=0, memory=None, buffered=True, dies=Non
             size = sum(tensor.nbytes for rank, tensor in enumerate(given) if rank != who)
             received[who] += size
             note(who, kind, None, size)
-            return sum(given[1:], given[0].clone()) if kind == "all_reduce" else [tensor.clone() for tensor in given]
+            given = [here(who, tensor).clone() for tensor in given]
+            return sum(given[1:], given[0]) if kind == "all_reduce" else given
         return None
 
     def disagreement():

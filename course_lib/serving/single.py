@@ -57,6 +57,8 @@ class SingleDecoder:
         refuse_experts(config, "SingleDecoder")
         if config.normed_heads:
             raise ValueError("config.normed_heads is True; its kernels do not normalise heads. Use stream instead.")
+        if model.all_reduce is not None:
+            raise ValueError("model is one rank's part of a model; SingleDecoder would leave out its sums. Use Engine.")
         if form not in FORMS:
             raise ValueError(f"form is {form!r}; it must be one of {', '.join(map(repr, FORMS))}.")
         if form == "one kernel" and interpreting() or form == "dependent" and not dependent_launches():

@@ -179,6 +179,24 @@ def test_slices_beyond_the_memory_are_refused(step):
         play_ranks(program, [(), ()], memory=(2, torch.float32))
 
 
+def test_ranks_may_have_devices_of_their_own():
+    def program(rank, ranks, x):
+        yield ("write", x, 0)
+        yield ("barrier",)
+        total = yield ("read", 1 - rank, 0, 2)
+        total += yield ("exchange", 1 - rank, x, 1 - rank)
+        total += yield ("all_reduce", x)
+        return total
+
+    arguments, memory = [(torch.tensor([1.0, 2.0]),), (torch.tensor([10.0, 20.0]),)], (2, torch.float32)
+    played = play_ranks(program, arguments, memory=memory, devices=["cpu", "cpu"])
+    assert [result.tolist() for result in played["results"]] == [[31.0, 62.0], [13.0, 26.0]]
+    # On the device "meta" there are shapes and no numbers: what comes from elsewhere must have been moved.
+    arguments = [tuple(tensor.to("meta") for tensor in one) for one in arguments]
+    played = play_ranks(program, arguments, memory=memory, devices=["meta", "meta"])
+    assert all(result.device.type == "meta" for result in played["results"])
+
+
 def test_a_program_that_is_no_generator_is_refused():
     with pytest.raises(TypeError, match="rank 0 is no generator but returned int at once: it must yield"):
         play_ranks(lambda rank, ranks: 3, [(), ()])

@@ -86,6 +86,13 @@ def test_forms_that_need_a_gpu_say_so(form, needs):
         SingleDecoder(model_of(), 8, form)
 
 
+def test_a_part_of_a_model_on_several_ranks_is_refused():
+    model = model_of()
+    model.all_reduce = torch.clone
+    with pytest.raises(ValueError, match="one rank's part of a model"):
+        SingleDecoder(model, 8)
+
+
 def test_latent_attention_is_refused():
     config = ModelConfig(96, 1, 64, 4, 4, 24, 80, 64, latent=Latent(32, 8, 16, 16))
     with pytest.raises(ValueError, match="SingleDecoder"):

@@ -1,5 +1,7 @@
 """Products whose rows travel in pieces: the same as the whole product, in calls in a row, and with few rows."""
 
+import functools
+
 import torch
 
 from course_lib.hardware.ranks import Ranks, run_on_ranks
@@ -7,26 +9,28 @@ from course_lib.kernels.parallel import overlap
 from course_lib.kernels.parallel.overlap import Exchange, gathered_product, product_scattered
 
 
-def drawn(rank, call, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(100 * call + rank), dtype=torch.float64)
+def drawn(rank, call, *shape, device="cpu"):
+    generator = torch.Generator().manual_seed(100 * call + rank)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device)
 
 
 def calls(ranks):
     exchange, size, wrong = Exchange(ranks, most_bytes=1 << 16), ranks.size, []
+    draw = functools.partial(drawn, device=ranks.device)
     for call, rows in enumerate((6, 12, 1, 9, 12)):
         overlap.LEAST_ROWS = 10  # of all ranks: with 1 row for each the library takes over
-        parts = [drawn(rank, call, rows, 8) for rank in range(size)]
-        weight = drawn(ranks.rank, call + 50, 5, 8)
+        parts = [draw(rank, call, rows, 8) for rank in range(size)]
+        weight = draw(ranks.rank, call + 50, 5, 8)
         if not torch.allclose(gathered_product(exchange, parts[ranks.rank], weight), torch.cat(parts) @ weight.T):
             wrong.append(f"gathered {call}")
-        wide = [drawn(rank, call + 90, size * rows, 8) for rank in range(size)]
-        weights = [drawn(rank, call + 70, 5, 8) for rank in range(size)]
+        wide = [draw(rank, call + 90, size * rows, 8) for rank in range(size)]
+        weights = [draw(rank, call + 70, 5, 8) for rank in range(size)]
         whole = sum(x @ weight.T for x, weight in zip(wide, weights))
         expected = whole[ranks.rank * rows : (ranks.rank + 1) * rows]
         if not torch.allclose(product_scattered(exchange, wide[ranks.rank], weights[ranks.rank]), expected):
             wrong.append(f"scattered {call}")
     try:
-        product_scattered(exchange, torch.ones(size + 1, 8), torch.ones(5, 8))
+        product_scattered(exchange, *(torch.ones(rows, 8, device=ranks.device) for rows in (size + 1, 5)))
     except ValueError as error:
         return wrong, str(error)
 
