@@ -12,8 +12,9 @@
 # one, two and four simulated GPUs.
 #
 # **You need one machine and no GPU.** One process plays the programs of all GPUs, in any order of events. It counts the
-# bytes, and it finds programs that read too early or wait for ever. We measured nothing in this chapter on several
-# GPUs. Figures that others measured are quoted with their source.
+# bytes, and it finds programs that read too early or wait for ever. If you have two GPUs, your programs run on them too,
+# near the end. Our own figures are from two H200s of one host (PyTorch 2.11, NCCL 2.28, Triton 3.6, November 2026).
+# Figures that others measured are quoted with their source.
 #
 # **Time.** About six hours for all seven exercises, estimated. The **core path** takes two: exercises 20.1, 20.2 and
 # 20.3, and every section whose heading does not end in *deeper*. You need chapters 01 and 05. Deeper sections use
@@ -888,6 +889,64 @@ for ranks, query_heads, kv_heads in ((2, 16, 2), (4, 16, 2), (8, 16, 2), (8, 32,
 # four times the cache.
 
 # %% [markdown]
+# ## On real links
+#
+# What do real links make of all this? We measured the course's own kernels between two H200s, whose links are NVLinks.
+# A rank receives 371 GB/s when both copy at once, of 450 that the data sheet gives. A barrier between the two takes 3.7
+# µs. An all-reduce of bfloat16 took, in µs (`python -m course_lib bench links`):
+#
+# | bytes | one-shot | two-shot | NCCL |
+# |---|---|---|---|
+# | 4 KiB | **3.0** | 7.9 | 8.9 |
+# | 64 KiB | **3.8** | 8.5 | 10.3 |
+# | 512 KiB | **6.1** | 10.1 | 12.9 |
+# | 1 MiB | – | **13.0** | 18.8 |
+# | 4 MiB | – | **23.2** | 36.9 |
+# | 64 MiB | – | **229** | 252 |
+#
+# **One-shot takes less than one barrier.** The course's kernel (`course_lib/kernels/parallel/one_shot.py`) has none. A
+# rank sends its numbers into the memory of the other, and beside each 32 bits of them the number of the call. The reader
+# looks into its own memory until it finds this call's number there, so numbers and signal come in one trip. NCCL calls
+# this form LL, for low latency. It doubles the bytes. So from 1 MiB on two-shot is the faster one, although with two
+# ranks both methods of 20.1 receive equally many bytes.
+#
+# **A product and its exchange at the same time.** The down projection of Llama-3-8B with 4,096 rows takes 314 µs on each
+# of two ranks, without any exchange. With NCCL behind it, which adds up the ranks' results and leaves each rank half of
+# the rows, it takes 423 µs. Instead a rank can first compute the rows that the other one needs. They travel while it
+# computes its own, and the whole takes 339 µs. With 256 rows the same trick loses: 54 µs, and 45 with NCCL.
+#
+# **Ring attention** over 131,072 tokens, causal, 32 query heads and 8 KV heads of 128 (`python -m course_lib bench
+# ring`): 217 ms on one H200, 111 ms on two. That is 98 % of twice the rate. With one chunk for each rank it takes 168
+# ms, 65 %: 20.4's count says 67 %. Without overlap it takes 113 ms, because 268 MB in 0.7 ms are little beside 111.
+#
+# **A decode step** of Llama-3-8B's shape, behind 1,024 tokens (`python -m course_lib bench ranks_decode`):
+#
+# | | 1 GPU | 2 GPUs | predicted for 1 and 2 | with NCCL on 2 |
+# |---|---|---|---|---|
+# | one sequence | 4.17 ms | 2.85 ms | 3.59 and 2.09 ms | 3.39 ms |
+# | 64 sequences | 6.39 ms | 4.40 ms | 5.59 and 3.28 ms | 5.06 ms |
+#
+# The prediction is 20.1's, with these links and the rate of a copy. Two GPUs are 1.46 times as fast, and not 1.72 times.
+# On one GPU the step takes 0.6 ms more than its bytes, and on two 0.8 ms more. This part does not shrink with the
+# bytes. A step of one GPU has about 200 kernels and one of two GPUs about 265, and between two kernels the memory has
+# little to do. Also, each rank reads the whole matrix of the logits, 1 GB, where it could read half of it.
+#
+# The next cell runs your programs of 20.3 and 20.4 on your own GPUs, if you have two. `play_ranks` takes a device for
+# each rank. A read is then a copy over the link, and all GPUs compute at the same time.
+
+# %%
+gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+if len(gpus) < 2:
+    print(f"This machine has {len(gpus)} GPUs, and real links need two. The figures above are from two H200s.")
+else:
+    numbers = [torch.randn(1 << 20, device=gpu) for gpu in gpus]
+    expected = sum(x.cpu() for x in numbers)
+    for program in (best_one_shot, best_two_shot):
+        played = play_ranks(program, [(x,) for x in numbers], memory=(1 << 20, torch.float32), devices=gpus)
+        error = max((result.cpu() - expected).abs().max().item() for result in played["results"])
+        print(f"{program.__name__} on {len(gpus)} GPUs: largest error {error:.0e}, bytes received {played['received']}")
+
+# %% [markdown]
 # ## Finale: one model on 1, 2 and 4 ranks
 #
 # Chapter 05's small model reads 256 bytes of its book on one rank, on 2 and on 4. Its MLPs are cut with your `shard`
@@ -962,6 +1021,29 @@ for ranks in (1, 2, 4):
           f"{(logits - expected).abs().max():.0e}; a rank received {bytes_of['MLPs']:,} bytes for MLPs, "
           f"{bytes_of['attention']:,} for attention")
 measured("20 bytes of the MLPs, 4 ranks", bytes_of["MLPs"], "bytes")
+
+# %% [markdown]
+# And the engine of chapter 16? Every rank can have one: with its own shard of the model, but the same scheduler and the
+# same requests. All ranks have the same bits of the logits, so each chooses the same tokens by itself. Nothing but the
+# all-reduces has to be sent. The next cell starts two processes, which takes some seconds, and compares their texts with
+# those of one engine.
+
+# %%
+import functools
+
+from course_lib.models.trained import model_and_tokenizer
+from course_lib.serving.engine import Engine
+from course_lib.serving.on_ranks import write_on_ranks
+from course_lib.serving.requests import Request
+
+load = functools.partial(model_and_tokenizer, "GQA")
+requests = [Request(list(beginning.encode()), 12) for beginning in ("Alice was ", "The White Rabbit ")]
+options = {"pages": 32, "kernels": False}
+alone = Engine(*load(), **options).texts(requests)
+together = write_on_ranks(2, load, requests, **options)
+for request, text in zip(requests, together):
+    print(f"two ranks write: {bytes(request.prompt).decode()!r} + {text!r}")
+print("the same texts as one rank:", together == alone)
 
 # %% [markdown]
 # On 1, 2 and 4 ranks the model chooses the same next byte at every place. Its logits differ in the last bits, because

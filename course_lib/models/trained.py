@@ -25,6 +25,7 @@ from course_lib.models.config import ModelConfig
 from course_lib.models.decoder import Decoder
 from course_lib.models.kinds import KINDS, loss_on, text_parts
 from course_lib.models.tiny import TINY, tiny_text
+from course_lib.models.tokenizer import ByteTokenizer
 from course_lib.models.training import BATCH, MATRIX_RATE, OTHER_RATE, STEPS, WARM_UP, train_tiny_model
 
 DATA = Path(__file__).resolve().parent / "data"
@@ -102,6 +103,11 @@ def trained_model(name: str, *, device: torch.device | str | None = None) -> Dec
     model = Decoder(RECIPES[name].config)
     model.load_state_dict({key: tensor.float() for key, tensor in weights.items()})
     return model.to(default_device() if device is None else torch.device(device)).eval()
+
+
+def model_and_tokenizer(name: str) -> tuple[Decoder, ByteTokenizer]:
+    """One of the small models and what its tokens are, as an engine takes both; arguments as for `trained_model`."""
+    return trained_model(name).requires_grad_(False), ByteTokenizer()
 
 
 def file_of(name: str) -> Path:
