@@ -298,8 +298,9 @@ measured("20 bytes received by a rank in one MLP", played["received"][0], "bytes
 #
 # **The same bits on all ranks.** Three ranks hold 1, 10⁸ and -10⁸. In float32 (1 + 10⁸) - 10⁸ is 0, because 1 + 10⁸ is
 # rounded to 10⁸. But (10⁸ - 10⁸) + 1 is 1. If each rank begins with its own number, rank 0 gets 0 and rank 1 gets 1.
-# Then the two may choose different tokens, and wait for each other for ever. PyTorch's one-shot kernel added in such an
-# order until it was changed for this reason ([pytorch#129501](https://github.com/pytorch/pytorch/pull/129501)).
+# Then the two may choose different tokens, and wait for each other for ever. In float64 the same happens with 10²⁰ in
+# place of 10⁸. PyTorch's one-shot kernel added in such an order until it was changed for this reason
+# ([pytorch#129501](https://github.com/pytorch/pytorch/pull/129501)).
 #
 # **Predict**: four ranks call a one-shot all-reduce twice, without the barrier after the reads. In how many of 100
 # random orders is some sum wrong?
@@ -326,7 +327,8 @@ def one_shot(rank: int, ranks: int, x: torch.Tensor):
     Returns: the sum, float32 [n], with the same bits on all ranks.
     It is called several times, one call right after the other, with the same memory. Ranks run at any pace: results
     must be right in every order of their steps that barriers and signals allow, and every rank must come to its end.
-    A rank receives at most (ranks - 1) · n numbers in a call. What it reads of its own memory does not count.
+    In a call a rank receives at most (ranks - 1) · n numbers, what it reads of its own memory not counted, and takes at
+    most 1,000 steps.
     """
     # BEGIN SOLUTION
     yield "write", x, 0
