@@ -12,9 +12,9 @@
 # one, two and four simulated GPUs.
 #
 # **You need one machine and no GPU.** One process plays the programs of all GPUs, in any order of events. It counts the
-# bytes, and it finds programs that read too early or wait for ever. If you have two GPUs, your programs run on them too,
-# near the end. Our own figures are from two H200s of one host (PyTorch 2.11, NCCL 2.28, Triton 3.6, November 2026).
-# Figures that others measured are quoted with their source.
+# bytes, and it finds programs that read too early or wait for ever. If you have two GPUs, your programs run on them
+# too, near the end. Our own figures are from two H200s of one host (PyTorch 2.11, NCCL 2.28, Triton 3.6, November
+# 2026). Figures that others measured are quoted with their source.
 #
 # **Time.** About six hours for all seven exercises, estimated. The **core path** takes two: exercises 20.1, 20.2 and
 # 20.3, and every section whose heading does not end in *deeper*. You need chapters 01 and 05. Deeper sections use
@@ -299,8 +299,9 @@ measured("20 bytes received by a rank in one MLP", played["received"][0], "bytes
 #
 # **The same bits on all ranks.** Three ranks hold 1, 10⁸ and -10⁸. In float32 (1 + 10⁸) - 10⁸ is 0, because 1 + 10⁸ is
 # rounded to 10⁸. But (10⁸ - 10⁸) + 1 is 1. If each rank begins with its own number, rank 0 gets 0 and rank 1 gets 1.
-# Then the two may choose different tokens, and wait for each other for ever. PyTorch's one-shot kernel added in such an
-# order until it was changed for this reason ([pytorch#129501](https://github.com/pytorch/pytorch/pull/129501)).
+# Then the two may choose different tokens, and wait for each other for ever. In float64 the same happens with 10²⁰ in
+# place of 10⁸. PyTorch's one-shot kernel added in such an order until it was changed for this reason
+# ([pytorch#129501](https://github.com/pytorch/pytorch/pull/129501)).
 #
 # **Predict**: four ranks call a one-shot all-reduce twice, without the barrier after the reads. In how many of 100
 # random orders is some sum wrong?
@@ -327,7 +328,8 @@ def one_shot(rank: int, ranks: int, x: torch.Tensor):
     Returns: the sum, float32 [n], with the same bits on all ranks.
     It is called several times, one call right after the other, with the same memory. Ranks run at any pace: results
     must be right in every order of their steps that barriers and signals allow, and every rank must come to its end.
-    A rank receives at most (ranks - 1) · n numbers in a call. What it reads of its own memory does not count.
+    In a call a rank receives at most (ranks - 1) · n numbers, what it reads of its own memory not counted, and takes at
+    most 1,000 steps.
     """
     # BEGIN SOLUTION
     yield "write", x, 0
@@ -905,15 +907,15 @@ for ranks, query_heads, kv_heads in ((2, 16, 2), (4, 16, 2), (8, 16, 2), (8, 32,
 # | 64 MiB | – | **229** | 252 |
 #
 # **One-shot takes less than one barrier.** The course's kernel (`course_lib/kernels/parallel/one_shot.py`) has none. A
-# rank sends its numbers into the memory of the other, and beside each 32 bits of them the number of the call. The reader
-# looks into its own memory until it finds this call's number there, so numbers and signal come in one trip. NCCL calls
-# this form LL, for low latency. It doubles the bytes. So from 1 MiB on two-shot is the faster one, although with two
-# ranks both methods of 20.1 receive equally many bytes.
+# rank sends its numbers into the memory of the other, and beside each 32 bits of them the number of the call. The
+# reader looks into its own memory until it finds this call's number there, so numbers and signal come in one trip. NCCL
+# calls this form LL, for low latency. It doubles the bytes. So from 1 MiB on two-shot is the faster one, although with
+# two ranks both methods of 20.1 receive equally many bytes.
 #
-# **A product and its exchange at the same time.** The down projection of Llama-3-8B with 4,096 rows takes 314 µs on each
-# of two ranks, without any exchange. With NCCL behind it, which adds up the ranks' results and leaves each rank half of
-# the rows, it takes 423 µs. Instead a rank can first compute the rows that the other one needs. They travel while it
-# computes its own, and the whole takes 339 µs. With 256 rows the same trick loses: 54 µs, and 45 with NCCL.
+# **A product and its exchange at the same time.** The down projection of Llama-3-8B with 4,096 rows takes 314 µs on
+# each of two ranks, without any exchange. With NCCL behind it, which adds up the ranks' results and leaves each rank
+# half of the rows, it takes 423 µs. Instead a rank can first compute the rows that the other one needs. They travel
+# while it computes its own, and the whole takes 339 µs. With 256 rows the same trick loses: 54 µs, and 45 with NCCL.
 #
 # **Ring attention** over 131,072 tokens, causal, 32 query heads and 8 KV heads of 128 (`python -m course_lib bench
 # ring`): 217 ms on one H200, 111 ms on two. That is 98 % of twice the rate. With one chunk for each rank it takes 168
@@ -926,10 +928,10 @@ for ranks, query_heads, kv_heads in ((2, 16, 2), (4, 16, 2), (8, 16, 2), (8, 32,
 # | one sequence | 4.17 ms | 2.85 ms | 3.59 and 2.09 ms | 3.39 ms |
 # | 64 sequences | 6.39 ms | 4.40 ms | 5.59 and 3.28 ms | 5.06 ms |
 #
-# The prediction is 20.1's, with these links and the rate of a copy. Two GPUs are 1.46 times as fast, and not 1.72 times.
-# On one GPU the step takes 0.6 ms more than its bytes, and on two 0.8 ms more. This part does not shrink with the
-# bytes. A step of one GPU has about 200 kernels and one of two GPUs about 265, and between two kernels the memory has
-# little to do. Also, each rank reads the whole matrix of the logits, 1 GB, where it could read half of it.
+# The prediction is 20.1's, with these links and the rate of a copy. Two GPUs are 1.46 times as fast, and not 1.72
+# times. On one GPU the step takes 0.6 ms more than its bytes, and on two 0.8 ms more. This part does not shrink with
+# the bytes. A step of one GPU has about 200 kernels and one of two GPUs about 265, and between two kernels the memory
+# has little to do. Also, each rank reads the whole matrix of the logits, 1 GB, where it could read half of it.
 #
 # The next cell runs your programs of 20.3 and 20.4 on your own GPUs, if you have two. `play_ranks` takes a device for
 # each rank. A read is then a copy over the link, and all GPUs compute at the same time.
@@ -1025,8 +1027,8 @@ measured("20 bytes of the MLPs, 4 ranks", bytes_of["MLPs"], "bytes")
 # %% [markdown]
 # And the engine of chapter 16? Every rank can have one: with its own shard of the model, but the same scheduler and the
 # same requests. All ranks have the same bits of the logits, so each chooses the same tokens by itself. Nothing but the
-# all-reduces has to be sent. The next cell starts two processes, which takes some seconds, and compares their texts with
-# those of one engine.
+# all-reduces has to be sent. The next cell starts two processes, which takes some seconds, and compares their texts
+# with those of one engine.
 
 # %%
 import functools

@@ -26,8 +26,7 @@ def step_of(ranks, layers, batch, width, weights, cache, kv_heads, memory_rate, 
     return seconds
 
 
-H100 = (3.35e12, 450e9)
-SLOW = (2e12, 32e9)
+H100, SLOW = (3.35e12, 450e9), (2e12, 32e9)  # bytes a second of the memory and of the links
 MODEL_70B, MODEL_8B = (80, 8192, 140_000_000_000), (32, 4096, 16_000_000_000)  # layers, width, bytes of the weights
 
 

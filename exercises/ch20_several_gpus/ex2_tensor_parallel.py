@@ -98,11 +98,9 @@ def shard_cases(draw):
 
 CONTRACT = Contract(
     made,
-    choices={
-        "ranks": (1, 2, 3, 4, 8), "tokens": (1, 2, 17), "width": (1, 8, 33), "share": (1, 2, 9),
-        "size": (1.0, Level(1000.0, "x near 1,000"), Level(1e-3, "x near 0.001")),
-        "biases": (1.0, Level(0.0, "biases of 0"), Level(100.0, "biases near 100")),
-    },
+    choices={"ranks": (1, 2, 3, 4, 8), "tokens": (1, 2, 17), "width": (1, 8, 33), "share": (1, 2, 9),
+             "size": (1.0, Level(1000.0, "x near 1,000"), Level(1e-3, "x near 0.001")),
+             "biases": (1.0, Level(0.0, "biases of 0"), Level(100.0, "biases near 100"))},
     says={"ranks": "at least 1", "tokens": "at least 1", "width": "at least 1", "share": "a multiple of ranks",
           "size": "up to 10,000 in size", "biases": "may be 0"}, entry="mlp", driver=played, most=20,
 )  # fmt: skip
@@ -119,8 +117,8 @@ EXERCISE = Exercise(
     contracts=(CONTRACT,), models=(model_of(mlp_on_ranks, CHANGES, uses=(of_columns,), entry="mlp"),),
     requirements=(OneAllReduce(), HoldsItsShare()),
     mistakes=(
-        Mistake("part_changed", "`mlp` writes into a tensor of `part`, which serves many calls: the next may find other "
-            "numbers there. Make new tensors.", when=lambda case, seen, got: seen.noted.get("changed"), first=True),
+        Mistake("part_changed", "`mlp` writes into a tensor of `part`. The next call, which gets the same part, may "
+            "find other numbers there. Make new tensors.", when=lambda *seen: seen[1].noted.get("changed"), first=True),
         Mistake("no_generator", "`mlp` is no generator: there is no `yield` in it. Write total = yield "
             '("all_reduce", partial).', when=told("is no generator")),
         Mistake("no_result", "A rank returned no tensor. Every rank returns the whole result, by `return`.",

@@ -48,8 +48,8 @@ WRONG = {
     "sent_as_well": wrong(("return (ranks - 1) * from_each", "return 2 * (ranks - 1) * from_each")),
     "not_bytes": wrong((ONE, "numbers if"), (TWO, "2 * numbers / ranks")),
     "bytes_of_a_number__twice": wrong((NUMBERS, "2 * batch * width, 2")),
-    "itemsize_twice": wrong(("return (ranks - 1) * from_each", "return itemsize * (ranks - 1) * "
-                                           "from_each")),
+    # As a step needs it: `sent_as_well` and `not_bytes` together make the same numbers.
+    "always_2_bytes": wrong((ONE, "2 * numbers if"), (TWO, "4 * numbers / ranks")),
     "rounded_early": of_bytes((
         'share = ranks - 1 if method == "one-shot" else 2 * (ranks - 1) // ranks',
         "return share * numbers * itemsize")),
@@ -76,11 +76,13 @@ WRONG = {
     "not_the_faster": wrong((METHODS, '((1, "one-shot"),)')),
     "not_the_faster__two_shot": wrong((METHODS, '((2, "two-shot"),)')),
     "not_the_faster__slower": wrong(("all_reduce = min(", "all_reduce = max(")),
+    "not_the_faster__size": wrong(
+        (METHODS, '[(1, "one-shot") if 2 * batch * width <= 512 * 1024 else (2, "two-shot")]')),
     "fewer_bytes": wrong(
         (METHODS, "min(((1, 'one-shot'), (2, 'two-shot')), key=lambda way: received_bytes(ranks, width, 2, way[1]))"),
         ("for phases, method in methods", "for phases, method in [methods]")),
     "no_head": wrong((CACHE, "cache_bytes * (kv_heads // ranks) / kv_heads")),
-    "memory_of_a_sequence": wrong(("/ memory_rate", "/ memory_rate * batch")),
+    "memory_of_a_layer__sequence": wrong(("/ memory_rate", "/ memory_rate * batch")),
     "links_shared__others": wrong(("/ link_rate", "/ (link_rate * (ranks - 1))")),
     "one_rank_waits": wrong((ONE_RANK, "if ranks == 0:")),
     "times_ranks": wrong((RETURNED, RETURNED + " * ranks")),

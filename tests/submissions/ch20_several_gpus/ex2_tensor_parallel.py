@@ -45,10 +45,15 @@ WRONG = {
         (PART, "part = slice(rank * gate.shape[1] // ranks, (rank + 1) * gate.shape[1] // ranks)\n"
          "    return gate[:, part], up[:, part], gate_bias, up_bias, down, down_bias, part.start, part.stop"),
         (TAKEN, TAKEN.replace(" = part", ", start, stop = part\n    x = x[:, start:stop]"))),
+    "silu_of_partial_sums__bias_shared": wrong(
+        (PART, "part = slice(rank * gate.shape[1] // ranks, (rank + 1) * gate.shape[1] // ranks)\n    return "
+         "gate[:, part], up[:, part], gate_bias / ranks, up_bias / ranks, down, down_bias, part.start, part.stop"),
+        (TAKEN, TAKEN.replace(" = part", ", start, stop = part\n    x = x[:, start:stop]"))),
     "shard_of_rank_0": wrong((OWN, "own = slice(0, hidden // ranks)")),
     "cut_differently": wrong(("down[:, own]", "down[:, rank::ranks]")),
     "cut_differently__first": wrong(("down[:, own]", "down[:, : hidden // ranks]")),
     "down_bias_missing": wrong((RESULT, "return total")),
+    "no_bias_on_one_rank": wrong((TOTAL, f"if ranks == 1:\n        return hidden @ down.T\n    {TOTAL}")),
     "cut_together__and_bias_missing": wrong((RESULT, "return total"), (SPLIT, TOGETHER),
                                                  ("gate[own], up[own]", "gate, up")),
     "bias_divided": wrong((RESULT, "return total + down_bias / ranks")),
@@ -56,9 +61,14 @@ WRONG = {
     "first_bias_missing": wrong((HIDDEN, "F.silu(x @ gate.T) * (x @ up.T)")),
     "first_bias_missing__up": wrong((UP, "F.linear(x, up)")),
     "biases_exchanged": wrong((SPLIT_BIAS, "up_bias, gate_bias = gate_up_bias.chunk(2)")),
+    "bias_behind_the_product": wrong((HIDDEN, HIDDEN.replace(", up_bias)", ") + up_bias"))),
     "another_activation": wrong((HIDDEN, HIDDEN.replace("F.silu", ""))),
     "another_activation__gelu": wrong((HIDDEN, HIDDEN.replace("silu", "gelu"))),
     "silu_overflows": wrong((HIDDEN, "(g := F.linear(x, gate, gate_bias)) * g.exp() / (1 + g.exp()) * " + UP)),
+    # The first call is right, and each later one divides again.
+    "part_changed": wrong((TOTAL, 'down_bias /= ranks\n    total = yield ("all_reduce", hidden @ down.T + down_bias)'),
+                          (RESULT, "return total")),
+    "part_changed__to_what_it_was": wrong((TOTAL, f"gate_bias.mul_(1.0)\n    {TOTAL}")),
     "rounded_to_16_bits": wrong(("hidden @ down.T)", "(hidden @ down.T).bfloat16().float())")),
     "no_generator": wrong((TOTAL, "total = hidden @ down.T")),
     "no_result": wrong((RESULT, "if rank == 0:\n        return total + down_bias")),

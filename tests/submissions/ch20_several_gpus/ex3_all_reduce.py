@@ -73,6 +73,11 @@ WRONG = {
     "rank_missing__neighbours": kept((f"1, ranks):\n{MINE}", f"1, ranks - 1):\n{MINE}")),
     # pytorch/pytorch#129501; it passes with two ranks, and with numbers that need no rounding.
     "own_order": wrong((IN_ORDER, "for source in [*range(rank, ranks), *range(rank)]:")),
+    # In float64 only numbers that cancel show it: of 1e20, -1e20 and 1 the ranks get 1, 1 and 0.
+    "own_order__wide": wrong((IN_ORDER, "for source in [*range(rank, ranks), *range(rank)]:"), (
+        "total = torch.zeros_like(x)\n", "total = x.double() * 0\n"), ("return total", "return total.float()")),
+    "own_order__own_first_wide": wrong((IN_ORDER, "for source in sorted(range(ranks), key=lambda r: r != rank):"), (
+        "total = torch.zeros_like(x)\n", "total = x.double() * 0\n"), ("return total", "return total.float()")),
     "own_order__from_the_own_on": kept((ONE_BY_ONE, """    parts = [x]
     for step in range(1, ranks):
         parts.append((yield ("read", (rank + step) % ranks, 0, x.numel())))
