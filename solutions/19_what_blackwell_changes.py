@@ -312,7 +312,8 @@ measured("19 powers that are the nearest bfloat16", nearest[3], "%")
 # quarter of all cases. Degree 4 costs one more, and nobody would see the difference.
 #
 # On an H200 there is nothing to gain, as the table of 19.1 says for the H100. At head dimension 64 an earlier version
-# of the course's kernel with warp roles fell from 533 to 494 TFLOP/s when it moved one of eight exponentials.
+# of the course's kernel with warp roles fell from 533 to 494 TFLOP/s when it moved one of eight exponentials. The plain
+# Triton kernel of the finale became slower in all twelve cases that were measured, when it moved one of four.
 #
 # A share also mixes two slightly different functions. In FlashAttention-4, blocks with a mask once used the exponential
 # unit alone and others the share. So prefill and decode, which mask different blocks, no longer agreed to the last bit
@@ -382,6 +383,7 @@ print(shown)
 # %% [markdown]
 # Up to a deviation of 2 nothing is rescaled at all with a threshold of 8. With a threshold of 0, a single row is
 # rescaled only 4 times, but a tile is rescaled in nearly every block. So the threshold saves far more for a tile.
+# Whether fewer rescales also take less time depends on the GPU. The finale has figures of an H200.
 
 # %%
 # Exercise 19.3 · Rescale lazily
@@ -991,7 +993,8 @@ draw_loads(plans, FEW_SLOTS, "blocks of keys (dashed: an even share)", owners)
 # 65 blocks. With 64 heads of 8,192 tokens the plain grid loses only 4 %, because each slot runs many tiles. This model
 # does not show what sections save in the cache. On an H200 the authors of
 # [FlashAttention-4](https://arxiv.org/abs/2603.05451) measured a gain of 4 to 8 % with a key head for each query head,
-# and of 7 to 14 % with one for all.
+# and of 7 to 14 % with one for all. The course's kernels gained less, but without the order they already start each
+# head's longest tile first: the finale has their figures.
 
 # %% [markdown]
 # ## Four bits with scales · deeper
@@ -1299,8 +1302,51 @@ measured("19 all ideas on a B200", 100 * (1 - ends[-1] / ends[0]), "%")
 # has been rescaled. So each skipped rescale takes one step out of a chain in which several groups of warps wait for
 # each other.
 #
-# **On the GPU at hand.** The next cell measures which of the ideas pay on your GPU. On a Hopper expect nothing from the
-# polynomial, as in 19.2, because at head dimension 64 the products take as long as the exponentials there.
+# **On a Hopper.** What are these ideas worth on the generation before? On an H200 we measured the course's three kernels
+# for the forward pass, with each idea alone (PyTorch 2.11, Triton 3.6, November 2026). There were twelve cases of
+# 16,384 tokens in bfloat16: head dimensions 64 and 128, sequences of 1,024, 4,096 and 16,384 tokens, with and without a
+# causal mask. The scores had a deviation of 1, so a threshold of 8 was never exceeded. It saved all rescales, which is
+# the most that it can do.
+#
+# Take the plain Triton kernel on four causal sequences of 4,096 tokens, with 32 heads of dimension 64. With a threshold
+# of 0 it reached 339 TFLOP/s and rescaled a tile 15 times on average. **Predict** by how many percent a threshold of 8
+# changed the TFLOP/s. If you expect that they fell, write a negative number.
+
+# %%
+predict("19 lazy rescaling on an H200", ..., "%")
+
+# %%
+measured("19 lazy rescaling on an H200", 100 * (308 / 339 - 1), "%")  # both in TFLOP/s, as recorded
+
+# %% [markdown]
+# It fell to 308 TFLOP/s. Here are the smallest and the largest change in the twelve cases:
+#
+# | kernel | as it is, TFLOP/s | lazy rescaling | polynomial, 8 of 32 | longest first |
+# |---|---|---|---|---|
+# | plain Triton | 270 to 461 | −19.6 to −3.3 % | −9.1 to −2.5 % | −1.7 to +3.9 % |
+# | Triton with the copy engine (TMA) | 295 to 507 | −6.1 to +2.0 % | not measured | −4.3 to +3.0 % |
+# | Gluon with warp roles (chapter 09) | 344 to 713 | −8.3 to −3.4 % | not measured | −1.4 to +11.3 % |
+#
+# **Lazy rescaling** was slower in 34 of 36 cases. By the model of 19.1 there is little to save on a Hopper. At head
+# dimension 64 rescaling takes 64 of the 576 cycles of the multiply-add unit, while products and exponentials take 1,024
+# each. At 128 it takes 128 of 640, beside 2,048 cycles of products. But the decision has a price that the model leaves
+# out. In every block the threads of a tile (in Gluon those of 64 rows) must find out whether any row needs a rescale,
+# and then they branch. We did not measure how much either costs.
+#
+# **The polynomial** was slower in all twelve cases. By the model it cannot gain on a Hopper, because the products take as
+# long as the exponentials at head dimension 64, and twice as long at 128.
+#
+# **Longest first** is compared with going head by head, the last tile of each head first. The plain kernel was faster
+# in 9 of 12 cases, but with TMA it was slower in 9. The Gluon kernel has this order from the start, for as many heads
+# as fit in the L2 cache. There the column says what the order gains. Under a causal mask it gained in 5 of 6 cases,
+# most with sequences of 1,024 tokens at head dimension 64.
+#
+# All three together made the plain kernel 4.7 to 25.6 % slower. So of these ideas, the course's forward passes on a
+# Hopper use only the order of the Gluon kernel. This was one run on one card, so do not rely on changes of 1 or 2 %.
+
+# %% [markdown]
+# **On the GPU at hand.** The next cell measures one case of the plain kernel on your GPU, with your exponential. For
+# all twelve cases, run `python -m course_lib bench ideas` in a terminal. On a Hopper it measures all three kernels.
 
 # %%
 if on_gpu:
@@ -1328,14 +1374,14 @@ else:
 # | 2^x from multiply-adds | |
 # |---|---|
 # | wins | B200, head dimension 64: a block takes 783 cycles instead of 1,024 (computed) |
-# | loses | on an H200 a kernel of the course fell from 533 to 494 TFLOP/s (measured), as there was nothing to gain |
+# | loses | H200: the course's plain kernel lost 2.5 to 9.1 % in twelve cases (measured), as nothing was to be gained |
 # | falls back | B300: 32 exponentials in a cycle, so the share is 0 |
 # | trap | rounding to the nearest whole number with a polynomial that was fitted on [0, 1) |
 #
 # | lazy rescaling | |
 # |---|---|
 # | wins | normal scores with deviation 3: a tile of 128 rows is rescaled 3 times instead of 61 (computed) |
-# | loses | scores with deviation 10: it is still rescaled 33 times instead of 61 (computed) |
+# | loses | scores with deviation 10: 33 rescales instead of 61 (computed); H200: slower in 34 of 36 cases (measured) |
 # | falls back | a threshold of 0 is the usual online softmax |
 # | trap | FP8: weights up to 256 do not fit beside a shift of 8, so in e4m3 the threshold is at most 0.807 |
 #
@@ -1349,7 +1395,7 @@ else:
 # | longest first | |
 # |---|---|
 # | wins | causal, 16 heads of 4,096 tokens on 132 multiprocessors: it ends after 65 blocks instead of 85 (computed) |
-# | loses | all heads at once: their keys and values may not fit in the L2 cache |
+# | loses | H200: with TMA slower in 9 of 12 cases, by up to 4.3 % (measured); all heads at once may not fit in the L2 |
 # | falls back | without a mask all tiles take equally long, and the order does not matter |
 # | trap | a last section with fewer heads than the others |
 #
