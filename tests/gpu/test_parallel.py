@@ -1,14 +1,22 @@
 """Kernels, products and programs of ranks on two GPUs of one host, as processes and as one process."""
 
+import os
+import signal
+import time
+
 import pytest
 import torch
 
 from course_lib.checker.specification import catalog
 from course_lib.hardware.device import machine
-from course_lib.hardware.ranks import Ranks, run_on_ranks
+from course_lib.hardware.ranks import RankError, Ranks, run_on_ranks
 from course_lib.hardware.simulated_ranks import play_ranks
 from course_lib.kernels.attention.reference import attention_reference
+from course_lib.kernels.parallel.all_reduce import AllReduce
 from course_lib.kernels.parallel.ring import ring_attention, zigzag_positions
+from course_lib.models.trained import model_and_tokenizer
+from course_lib.serving.on_ranks import engine_on_ranks
+from course_lib.serving.requests import Request, Sampling
 from tests.kernels.parallel import test_all_reduce, test_overlap
 
 pytestmark = pytest.mark.skipif(machine().tier == "none" or machine().gpu_count < 2, reason="needs 2 NVIDIA GPUs")
@@ -52,3 +60,34 @@ def test_a_learners_program_runs_on_the_gpus_that_it_is_given(name):
     for result, device in zip(played["results"], devices):
         assert result.device == torch.device(device)
         assert torch.equal(result.cpu(), numbers[0].cpu() + numbers[1].cpu())
+
+
+def dies(ranks: Ranks, who: int) -> None:
+    all_reduce, x = AllReduce(ranks, most_bytes=1 << 16), torch.ones(1000, device=ranks.device)
+    all_reduce(x)
+    torch.cuda.synchronize()
+    if ranks.rank == who:
+        os.kill(os.getpid(), signal.SIGKILL)
+    all_reduce(x)  # a kernel that waits for numbers which never come
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_dies_is_named_and_the_waiting_kernel_ends(who):
+    began = time.monotonic()
+    with pytest.raises(RankError, match=f"rank {who} died"):
+        run_on_ranks(dies, 2, who, device="cuda", seconds=100)
+    assert time.monotonic() - began < 60
+
+
+def texts(ranks: Ranks, requests, options) -> list[str]:
+    all_reduce = AllReduce(ranks, most_bytes=1 << 20)
+    return engine_on_ranks(ranks, *model_and_tokenizer("GQA"), all_reduce=all_reduce, **options).texts(requests)
+
+
+def test_an_engine_on_each_gpu_writes_the_texts_of_one():
+    requests = [Request(list(beginning), 60, Sampling(temperature=heat, seed=seed))
+                for seed, (beginning, heat) in enumerate([(b"Alice was ", 0.0), (b"The Rabbit ", 0.8), (b"Off with ", 0.5)])]  # fmt: skip
+    options = {"pages": 64}
+    written = run_on_ranks(texts, 2, requests, options, device="cuda", seconds=200)
+    assert written[0] == written[1] == run_on_ranks(texts, 1, requests, options, device="cuda", seconds=200)[0]
