@@ -86,8 +86,8 @@ def texts(ranks: Ranks, requests, options) -> list[str]:
 
 
 def test_an_engine_on_each_gpu_writes_the_texts_of_one():
-    requests = [Request(list(beginning), 60, Sampling(temperature=heat, seed=seed))
-                for seed, (beginning, heat) in enumerate([(b"Alice was ", 0.0), (b"The Rabbit ", 0.8), (b"Off with ", 0.5)])]  # fmt: skip
+    beginnings = ((b"Alice was ", 0.0), (b"The Rabbit ", 0.8), (b"Off with ", 0.5))
+    requests = [Request(list(words), 60, Sampling(temperature=heat, seed=3)) for words, heat in beginnings]
     options = {"pages": 64}
     written = run_on_ranks(texts, 2, requests, options, device="cuda", seconds=200)
     assert written[0] == written[1] == run_on_ranks(texts, 1, requests, options, device="cuda", seconds=200)[0]
