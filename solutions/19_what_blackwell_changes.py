@@ -1302,15 +1302,15 @@ measured("19 all ideas on a B200", 100 * (1 - ends[-1] / ends[0]), "%")
 # has been rescaled. So each skipped rescale takes one step out of a chain in which several groups of warps wait for
 # each other.
 #
-# **On a Hopper.** What are these ideas worth on the generation before? On an H200 we measured the course's three
+# **On a Hopper.** What are these ideas worth on the generation before? On one H200 we measured three of the course's
 # kernels for the forward pass, with each idea alone (PyTorch 2.11, Triton 3.6, November 2026). There were twelve cases
 # of 16,384 tokens in bfloat16: head dimensions 64 and 128, sequences of 1,024, 4,096 and 16,384 tokens, with and
 # without a causal mask. The scores had a deviation of 1, so a threshold of 8 was never exceeded. It saved all rescales,
 # which is the most that it can do.
 #
 # Take the plain Triton kernel on four causal sequences of 4,096 tokens, with 32 heads of dimension 64. With a threshold
-# of 0 it reached 339 TFLOP/s and rescaled a tile 15 times on average. **Predict** by how many percent a threshold of 8
-# changed the TFLOP/s. If you expect that they fell, write a negative number.
+# of 0 it reached 339 TFLOP/s. A tile of the default size was rescaled 15 times on average. **Predict** by how many
+# percent a threshold of 8 changed the TFLOP/s. If you expect that they fell, write a negative number.
 
 # %%
 predict("19 lazy rescaling on an H200", ..., "%")

@@ -68,10 +68,12 @@ def _on_gpus(ranks: Ranks, nbytes: int) -> list[torch.Tensor]:
     own = symmetric_memory.empty(nbytes, dtype=torch.uint8, device=ranks.device)
     own.zero_()  # before the others know of it: later it could wipe out a signal
     torch.cuda.synchronize()
-    handle = symmetric_memory.rendezvous(own, distributed.group.WORLD)
-    return [
-        own if rank == ranks.rank else handle.get_buffer(rank, (nbytes,), torch.uint8) for rank in range(ranks.size)
-    ]
+    group = distributed.group.WORLD
+    assert group is not None, "run_on_ranks has made it"
+    handle = symmetric_memory.rendezvous(own, group)
+    parts = [handle.get_buffer(rank, (nbytes,), torch.uint8) for rank in range(ranks.size)]
+    parts[ranks.rank] = own
+    return parts
 
 
 def _in_a_file(ranks: Ranks, nbytes: int) -> list[torch.Tensor]:
