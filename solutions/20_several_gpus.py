@@ -470,8 +470,9 @@ measured("20 wrong orders of 100 without the last barrier", wrong_orders(2, 2), 
 # 1) see neither. Either way two of four pairs of chunks are computed, without a mask. Only a rank's own keys need a
 # mask, the usual one, since its tokens ascend.
 #
-# The next cell draws both ways for 4 ranks. A cell of a grid is a pair of chunks, and its number is the step in which
-# it is computed: in step 0 each rank has its own keys. Below, compare the hatched parts, in which ranks wait.
+# The next cell draws both ways for 4 ranks. A square of a grid is a pair of chunks, and its number is the step in which
+# the pair is computed. In step 0 each rank has its own keys, and each exchange begins the next step. Below, compare the
+# hatched parts, in which ranks wait.
 
 # %%
 from course_lib.figures.parallel.ring import draw_ring

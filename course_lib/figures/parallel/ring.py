@@ -84,7 +84,7 @@ def _draw_grid(axes, chunks: Chunks) -> None:
     places = [chunk + 0.5 for chunk in range(count)]
     axes.set_xticks(places, range(count))
     axes.set_yticks(places, [f"{chunk} (rank {holder[chunk]})" for chunk in range(count)])
-    axes.set(xlim=(0, count), ylim=(count, 0), aspect="equal", xlabel="chunk of keys; in a cell: its step")
+    axes.set(xlim=(0, count), ylim=(count, 0), aspect="equal", xlabel="chunk of keys; in a square: its step")
     axes.set_ylabel("chunk of queries")
     axes.tick_params(length=0)
     axes.grid(visible=False)
