@@ -173,6 +173,19 @@ measured("20 8B model, 8 GPUs instead of 1", one / eight, "times")
 #   two ups. If you cut the weight into two blocks, rank 0 gets rows 0 to 3: all gates, and no up. All shapes are right,
 #   so there is no error, only a wrong result ([Automodel#1324](https://github.com/NVIDIA-NeMo/Automodel/pull/1324)).
 #
+# The next cell draws the second fault for the example above: the right cut, and beside it the cut as one block. Look at
+# the rows in the middle of the wrong one. Rank 0 takes its last two gates for ups, so the sum is 2.924 and not 2.224.
+
+# %%
+from course_lib.figures.parallel.cuts import draw_cuts
+
+made = [1, -1, 2, 0, 1, 1, 1, 1]  # four gates and four ups, each made by one row
+draw_cuts(made, {
+    "Gate and up cut separately": [[0, 1, 4, 5], [2, 3, 6, 7]],  # the rows of rank 0, those of rank 1
+    "Gate and up cut as one block": [[0, 1, 2, 3], [4, 5, 6, 7]],
+})
+
+# %% [markdown]
 # **How to write a rank's program.** You write a Python generator, and `play_ranks` plays the programs of all ranks in
 # one process. Each `yield` hands over one *step*, here an all-reduce, and gives back its value. Meanwhile the other
 # ranks go on, in an order that you can choose. So a fault that shows in only one order is found in that order every
@@ -282,6 +295,16 @@ measured("20 bytes received by a rank in one MLP", played["received"][0], "bytes
 # reads. A one-shot kernel of one library lacked it. Now and then its sums were garbage, and servers crashed
 # ([aiter#3514](https://github.com/ROCm/aiter/pull/3514)).
 #
+# The next cell plays two ranks without the second barrier. In call 1 they add up 1 and 10, and in call 2 they add up 2
+# and 20. Follow the arrow: it goes from a write of call 2 to a read of call 1 that finds the new number. In a live
+# notebook, move the slider to see other orders: in some of them every sum is right.
+
+# %%
+from course_lib.figures.parallel.race import choose_order
+
+choose_order([[1, 2], [10, 20]], orders=20)
+
+# %% [markdown]
 # **Two-shot** with two ranks, which hold [1, 2, 3, 4] and [10, 20, 30, 40]:
 #
 # | | buffer of rank 0 | buffer of rank 1 |
@@ -450,6 +473,19 @@ measured("20 wrong orders of 100 without the last barrier", wrong_orders(2, 2), 
 # 1) see neither. Either way two of four pairs of chunks are computed, without a mask. Only a rank's own keys need a
 # mask, the usual one, since its tokens ascend.
 #
+# The next cell draws both ways for 4 ranks. A square of a grid is a pair of chunks, and its number is the step in which
+# the pair is computed. In step 0 each rank has its own keys, and each exchange begins the next step. Below, compare the
+# hatched parts, in which ranks wait.
+
+# %%
+from course_lib.figures.parallel.ring import draw_ring
+
+draw_ring({
+    "One chunk for each rank": [[0], [1], [2], [3]],  # the chunks of rank 0, of rank 1, ...
+    "Zig-zag": [[0, 7], [1, 6], [2, 5], [3, 4]],
+})
+
+# %% [markdown]
 # In PithTrain, zig-zag, overlapped exchanges and a compiled merge together cut the time of a layer from 13.87 to
 # 8.30 ms (4 ranks, 32k tokens; the card is not named). Early ranks had waited 83 % of the time
 # ([pith-train#39](https://github.com/mlc-ai/pith-train/pull/39)).
