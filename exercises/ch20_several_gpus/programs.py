@@ -1,4 +1,4 @@
-"""Programs of several ranks, for exercises 20.6 and 20.7: their model, what a rank may receive, and how they end."""
+"""Programs of several ranks, for exercises 20.4 to 20.7: their model, what a rank may receive, and how they end."""
 
 from __future__ import annotations
 
