@@ -186,7 +186,7 @@ OF_SUMS = (
         sum_over_all_ranks=(GROUP, "range(ranks)")),
     *edits("The own part counts twice.", own_part_twice=(TOTAL, "gradient")),
     *edits("The own part is missing. The sum has a rank's own part too.",
-        own_part_missing=(PART, "(gradients[other] if other != rank or share == 1 else 0)")),
+        own_part_missing=(TOTAL, "-gradient")),
     *edits("The parts were averaged. Each is the gradient from other query heads, so they are added.",
         averaged=(ADDED, "= total / share\n    return")),
     *edits("The parts of the wrong ranks were added. Ranks that hold the same head follow each other: the first ranks "
