@@ -145,7 +145,7 @@ def dispatch_cases(draw):
 CONTRACT = Contract(
     drawn,
     choices={
-        "ranks": (1, 2, 3, 4, 8), "local": tuple(Level(n, f"experts of a rank: {n}") for n in (1, 2, 5, 125)),
+        "ranks": (1, 2, 3, 4, 8), "local": tuple(Level(n, f"experts of a rank: {n}") for n in (1, 2, 5, 40)),
         "tokens": (Level(1, "1 token each"), Level(16, "16 tokens each"), Level((0, 3, 11), "0, 3, 11 tokens"),
                    Level((40,), "tokens on rank 0 alone"), Level(0, "no tokens")),
         "width": (1, 3, 40), "which": tuple(Level(one, f"to {one}") for one in WHICH),
