@@ -1,7 +1,5 @@
 """Exercise 20.4: causal attention in a ring, with chunks that give every rank the same work."""
 
-from __future__ import annotations
-
 import inspect
 
 import torch
@@ -102,15 +100,12 @@ CONTRACTS = (
     ),
     Contract(
         drawn,
-        choices={
-            **ring_play.DRAWN, "chunk": (1, 2, 5), "apart": (Level(0, ""), Level(150, "chunks far apart")),
-            "near": (Level(0, ""), Level(100, "scores near 100"), Level(-100, "scores near -100")),
-        },
+        choices={**ring_play.DRAWN, "chunk": (1, 2, 5), "apart": (Level(0, ""), Level(150, "chunks far apart")),
+                 "near": (Level(0, ""), Level(100, "scores near 100"), Level(-100, "scores near -100"))},
         says={**ring_play.SAID, "chunk": "at least 2", "near": "at most 300 in size", "apart": "may differ by 300"},
         entry="ring_attention", driver=of_all_ranks, most=12,
     ),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     id="20.4", title="Ring attention, causal and balanced", entries=("positions", "ring_attention"), cases=ring_cases,

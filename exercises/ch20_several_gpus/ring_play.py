@@ -1,7 +1,5 @@
 """Programs that pass tensors around a ring: the driver that plays them, what it notes, and what that may say."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -76,10 +74,8 @@ class EachPairOnce(Requirement):
         given, most, fewest = case.args[3], seen.noted["most"], seen.noted["fewest"]
         heads, rows, _ = given[0][0].shape
         pairs = heads * self.pairs(len(given), rows)
-        if most == fewest == pairs:
-            return None
-        computed, needed = (most, f"{pairs:,} are enough") if most > pairs else (fewest, f"there are {pairs:,}")
-        return f"Over all heads {self.name} computed {computed:,} pairs of a query and a key on a rank, and {needed}."
+        said = f"{most if most > pairs else fewest:,} pairs of a query and a key on a rank, over all heads"
+        return None if most == fewest == pairs else f"{self.name} computed {said}; {pairs:,} are needed."
 
 
 def rounded_to_16_bits(oracle: Callable) -> Mistake:
@@ -105,14 +101,12 @@ WAITS_FOREVER = Mistake("waits_forever", "Ranks wait for ever; the text above sa
     "together is not taken by all.", when=told(" waits for ", " waits at "))  # fmt: skip
 MISTAKES = (
     WAITS_FOREVER,
-    Mistake("no_generator", "The function is no generator, or returns something else than the tensors that are asked "
-        'for. Yield the steps, as in tensor = yield ("exchange", to, tensor, source), and return the result at the '
-        "end.", when=told("is no generator", "it must return")),
+    Mistake("no_generator", "The function is no generator, or returns other tensors than it should. Its steps are, for "
+        'example, tensor = yield ("exchange", to, tensor, source).', when=told("no generator", "must return")),
     Mistake("result_in_16_bits", "A result was returned in 16 bits. All results are float32, whatever the dtype of the "
         "queries.", when=told("must be float32")),
-    Mistake("unknown_step", "A step is not among those that exist. Each sends one tensor: torch.stack([key, value]) "
-        'makes one of two. ("exchange", to, tensor, source) names the receiver first and the sender last, both from 0 '
-        "to ranks - 1.", when=told("does not exist among")),
+    Mistake("unknown_step", "There is no such step. Each sends one tensor, such as torch.stack([key, value]). exchange "
+        "names the receiver first and the sender last, from 0 to ranks - 1.", when=told("does not exist among")),
     Mistake("other_steps", "Ranks took other steps than exchange, send and receive. A step of all ranks together, such "
         "as all_gather, makes each rank hold the tensors of all of them at once.", when=told("other steps than")),
 )  # fmt: skip

@@ -18,17 +18,13 @@ PLACES = (
     *edits("The chunks lie side by side, so the rank with the last ones sees most. Take an early one and a late one, "
         "rank and 2 · ranks - 1 - rank.",
         side_by_side=(RESULT, "list(range(2 * rank * chunk, 2 * (rank + 1) * chunk))")),
-    *edits("The late chunks are dealt out in ascending order too: rank r holds r and ranks + r. The rank with the "
-        "earliest chunk takes the latest: 2 · ranks - 1 - rank.",
-        late_chunks_ascending=("2 * ranks - 1 - rank", "ranks + rank")),
-    *edits("The late chunk is one too far: chunks are counted from 0, so the last is 2 · ranks - 1.",
-        late_chunk_off_by_one=("2 * ranks - 1 - rank", "2 * ranks - rank")),
+    *edits("The late chunk is another than 2 · ranks - 1 - rank. Chunks are counted from 0, and the rank with the "
+        "earliest takes the latest.", other_late_chunk=("2 * ranks - 1 - rank", "ranks + rank"),
+        other_late_chunk__off_by_one=("2 * ranks - 1 - rank", "2 * ranks - rank")),
     *edits("Tokens were dealt out one by one. A rank holds two chunks, each of tokens side by side.",
         dealt_one_by_one=(RESULT, "list(range(rank, tokens, ranks))")),
-    *edits("The late chunk stands first. Put the early one first, so that the tokens are in ascending order.",
-        late_first=(RESULT, "[*second, *first]")),
-    *edits("The late chunk is in descending order. The tokens of both chunks ascend.",
-        late_descending=(RESULT, "[*first, *second[::-1]]")),
+    *edits("A rank's tokens are not in ascending order. Put the early chunk first, and let both ascend.",
+        not_ascending=(RESULT, "[*second, *first]"), not_ascending__late_chunk=(RESULT, "[*first, *second[::-1]]")),
 )  # fmt: skip
 
 
@@ -77,8 +73,7 @@ EXPONENTIALS = ("(out * torch.exp(lse)[..., None] + part * torch.exp(part_lse)[.
 MERGED_SLIPS = (
     *edits("The partial outputs were added or averaged as they are. Each weighs exp(its lse - the lse of all).",
         not_weighed=(OUT, "(out + part) / 2"), not_weighed__added=(OUT, "out + part")),
-    *edits("The weights do not add up to 1: the outputs were weighed relative to the old lse, and not divided. Take "
-        "exp(lse - whole) and exp(part_lse - whole), with the lse of both.",
+    *edits("The weights are relative to the old lse and do not add up to 1. Take those relative to the lse of both.",
         not_divided=(OUT, "out + part * torch.exp(part_lse - lse)[..., None]")),
     *edits("The two weights are exchanged.", weights_exchanged=(OUT, "out * more + part * kept")),
     *edits("The old output keeps all of its weight: lse was brought up to date before the weights were computed. Keep "
@@ -87,12 +82,10 @@ MERGED_SLIPS = (
         "lse - whole alone, with torch.logaddexp for the lse of both.",
         overflow=(WHOLE, "torch.log(torch.exp(lse) + torch.exp(part_lse))"),
         overflow__of_a_difference=(WHOLE, "lse + torch.log(1 + torch.exp(part_lse - lse))"),
-        overflow__turned_round=(WHOLE, "part_lse + torch.log(1 + torch.exp(lse - part_lse))"),
-        overflow__of_both=(OUT, EXPONENTIALS),
         overflow__everywhere=(OUT, EXPONENTIALS, WHOLE, "torch.log(torch.exp(lse) + torch.exp(part_lse))")),
-    *edits("lse is not that of all keys so far, so the next merge weighs the parts before it too little. It is "
-        "torch.logaddexp of the old lse and the part's: neither stays, nor is it the larger of the two.",
-        lse_not_updated=("more, whole", "more, lse"), lse_not_updated__last_part=("more, whole", "more, part_lse"),
+    *edits("lse is not that of all keys so far: that is neither the old one nor the part's nor the larger, but "
+        "torch.logaddexp of both. The next merge weighs by it.", lse_not_updated=("more, whole", "more, lse"),
+        lse_not_updated__last_part=("more, whole", "more, part_lse"),
         lse_not_updated__larger=("more, whole", "more, torch.maximum(lse, part_lse)")),
     *edits("Of a rank's own keys, its queries saw some that lie behind them. Here alone the mask is needed: "
         "causal=True, also chunk by chunk.", own_not_causal=(OWN, "attend(query, key, value, False)"),
@@ -103,8 +96,7 @@ MERGED_SLIPS = (
     *edits("Queries saw keys of other ranks that lie behind them. Of a rank before, only the early chunk is seen; of "
         "one behind, only the late queries see the keys.",
         hidden_keys_seen=(EARLY, EVERYTHING, LATE, EVERYTHING, *ALL_ROWS),
-        hidden_keys_seen__of_ranks_before=(EARLY, EVERYTHING),
-        hidden_keys_seen__of_ranks_behind=(LATE, EVERYTHING, *ALL_ROWS)),
+        hidden_keys_seen__before=(EARLY, EVERYTHING), hidden_keys_seen__behind=(LATE, EVERYTHING, *ALL_ROWS)),
     *edits("Keys of another chunk were masked by their place in the piece. Only the square of a chunk, or of all of a "
         "rank's own tokens, needs the mask; other chunks are seen whole, or not at all.",
         masked_by_place=(EARLY, MASKED, LATE, MASKED, *ALL_ROWS), masked_by_place__of_ranks_before=(EARLY, MASKED),

@@ -21,29 +21,30 @@ def wrong(*replacements):
 
 WRONG = {
     "side_by_side": wrong((SPANS, "return list(range(2 * rank * chunk, 2 * (rank + 1) * chunk))")),
-    "late_chunks_ascending": wrong((LATE, "late = ranks + rank")),
-    "late_chunk_off_by_one": wrong((LATE, "late = 2 * ranks - rank")),
+    "other_late_chunk": wrong((LATE, "late = ranks + rank")),
+    "other_late_chunk__off_by_one": wrong((LATE, "late = 2 * ranks - rank")),
     "dealt_one_by_one": wrong((SPANS, "return list(range(rank, tokens, ranks))")),
-    "late_first": wrong((SPANS, SPANS.replace("[*range(rank * chunk, (rank + 1) * chunk), ", "[").replace(
+    "not_ascending": wrong((SPANS, SPANS.replace("[*range(rank * chunk, (rank + 1) * chunk), ", "[").replace(
         "(late + 1) * chunk)]", "(late + 1) * chunk), *range(rank * chunk, (rank + 1) * chunk)]"))),
-    "averaged": wrong((SUM, "out[:, seeing] = (out[:, seeing] + part) / 2")),
-    "added": wrong((SUM, "out[:, seeing] += part")),
+    "not_weighed": wrong((SUM, "out[:, seeing] = (out[:, seeing] + part) / 2")),
+    "not_weighed__added": wrong((SUM, "out[:, seeing] += part")),
     "not_divided": wrong((SUM, "out[:, seeing] += part * torch.exp(part_lse - lse[:, seeing])[..., None]")),
     # EasyContext#14
     "overflow": wrong((WHOLE, "whole = lse[:, seeing] + torch.log(1 + torch.exp(part_lse - lse[:, seeing]))")),
     "overflow__of_both": wrong((WHOLE, "whole = torch.log(torch.exp(lse[:, seeing]) + torch.exp(part_lse))")),
     "lse_not_updated": wrong((UP_TO_DATE, "")),
-    "merged_in_16_bits": wrong((OWN, f"{OWN}\n    out = out.to(query.dtype)"),
+    "lse_not_updated__larger": wrong((UP_TO_DATE, UP_TO_DATE.replace("whole", "lse[:, seeing].maximum(part_lse)"))),
+    "result_in_16_bits": wrong(("return out, lse", "return out.to(query.dtype), lse")),
+    "rounded_to_16_bits": wrong((OWN, f"{OWN}\n    out = out.to(query.dtype)"),
                                ("return out, lse", "return out.float(), lse")),
-    "merged_in_16_bits__parts": wrong((SUM, SUM.replace("part *", "part.to(query.dtype) *"))),
+    "rounded_to_16_bits__parts": wrong((SUM, SUM.replace("part *", "part.to(query.dtype) *"))),
     "own_not_causal": wrong((OWN, OWN.replace("True", "False"))),
     "hidden_keys_seen": wrong((ALL, EVERYTHING), (BEHIND, EVERYTHING)),
-    "hidden_keys_seen__of_ranks_before": wrong((ALL, EVERYTHING)),
+    "hidden_keys_seen__before": wrong((ALL, EVERYTHING)),
     "masked_by_place": wrong((ALL, EVERYTHING), (BEHIND, EVERYTHING), (PART, PART.replace("False", "True"))),
     "one_chunk_each": wrong((ALL, EVERYTHING), (BEHIND, "continue")),
     "ranks_behind_left_out": wrong((BEHIND, "continue")),
     "wrong_chunk_of_keys": wrong((ALL, "seeing, seen = slice(None), slice(half, None)")),
-    "wrong_chunk_of_queries": wrong((BEHIND, "seeing, seen = slice(0, half), slice(None)")),
     "wrong_source": wrong(("source = (rank - step)", "source = (rank + step)")),
     "source_one_step_off": wrong(("source = (rank - step)", "source = (rank - step + 1)")),
     "source_not_modulo": wrong(("source = (rank - step) % ranks", "source = rank - step")),
@@ -56,7 +57,7 @@ WRONG = {
     "mask_of_a_rectangle": wrong((PART, PART.replace("False", "True"))),
     "waits_forever": wrong((EXCHANGE, 'yield "send", (rank + 1) % ranks, travelling\n        travelling = '
                             'yield "receive", (rank - 1) % ranks')),
-    "exchanged_after_the_last_step": wrong(("    travelling = torch.stack", "    ranks_left = ranks > 1\n"
+    "too_many_bytes__after_the_last_step": wrong(("    travelling = torch.stack", "    ranks_left = ranks > 1\n"
         "    travelling = torch.stack"), ("    return out, lse", '    if ranks_left:\n        yield "exchange", '
         "(rank + 1) % ranks, travelling, (rank - 1) % ranks\n    return out, lse")),
     "unknown_step": wrong((EXCHANGE, EXCHANGE.replace("travelling, (", "(travelling[0], travelling[1]), ("))),
@@ -78,6 +79,23 @@ ZIGZAG = """def positions(rank, ranks, tokens):
 
 """
 UNUSUAL = {
+    "one head at a time": HEAD + ZIGZAG + START + """
+    half, parts = query.shape[1] // 2, []
+    for h in range(len(query)):
+        parts.append(attend(query[h : h + 1], key[h : h + 1], value[h : h + 1], True))
+    out, lse = (torch.cat(part) for part in zip(*parts))
+    both = torch.stack([key, value])
+    for step in range(1, ranks):
+        both = yield "exchange", (rank + 1) % ranks, both, (rank - 1) % ranks
+        rows, keys = (slice(half, None), slice(None)) if step > rank else (slice(None), slice(0, half))
+        for h in range(len(query)):
+            one = slice(h, h + 1)
+            part, part_lse = attend(query[one, rows], both[0, one, keys], both[1, one, keys], False)
+            weight = torch.sigmoid(part_lse - lse[one, rows])[..., None]
+            out[one, rows] += weight * (part - out[one, rows])
+            lse[one, rows] = torch.logaddexp(lse[one, rows], part_lse)
+    return out, lse
+""",
     "all parts kept, and merged at the end": HEAD + ZIGZAG + START + """
     heads, rows, dim = query.shape
     half = rows // 2

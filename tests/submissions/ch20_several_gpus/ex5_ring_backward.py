@@ -28,7 +28,9 @@ WRONG = {
     "added_to_another_rank": wrong((GRADIENTS, ""), (ADDED, ADDED + GRADIENTS)),
     "added_to_another_rank__home": wrong((GRADIENTS, ""), (ADDED, ADDED + GRADIENTS), (HOME, "")),
     "home_the_wrong_way": wrong((HOME, '    gradients = yield "exchange", before, gradients, after\n')),
-    "one_rank_too_far": wrong((HOME, HOME + HOME)),
+    "not_brought_home__dv": wrong((HOME, "    late = gradients[1].clone()\n" + HOME),
+                                  (RESULT, "return dq, gradients[0], late")),
+    "lse_in_16_bits": wrong(("    after, before =", "    lse = lse.to(query.dtype).float()\n    after, before =")),
     "overwritten": wrong((ADDED, "        gradients = torch.stack([dk, dv])\n")),
     "dq_overwritten": wrong(("dq += more", "dq = more")),
     "own_part_missing": wrong((ADDED, ADDED), ("torch.stack([key, value]), torch.stack([dk, dv])",
@@ -38,16 +40,17 @@ WRONG = {
     "dk_for_dv": wrong((RESULT, "return dq, gradients[1], gradients[0]")),
     "averaged": wrong((RESULT, "return dq, gradients[0] / ranks, gradients[1] / ranks")),
     # ring-flash-attention#42: what a pair of pieces gives is rounded to 16 bits before it is added.
-    "gradients_in_16_bits": wrong((ADDED, "        gradients += torch.stack([dk, dv]).to(query.dtype)\n")),
-    "gradients_in_16_bits__sent": wrong((GRADIENTS + "", GRADIENTS.replace("gradients, before",
+    "rounded_to_16_bits": wrong((ADDED, "        gradients += torch.stack([dk, dv]).to(query.dtype)\n")),
+    "rounded_to_16_bits__sent": wrong((GRADIENTS + "", GRADIENTS.replace("gradients, before",
         "gradients.to(query.dtype), before") + "        gradients = gradients.float()\n"),
         (HOME, HOME.replace("gradients, before", "gradients.to(query.dtype), before")
          + "    gradients = gradients.float()\n")),
-    "gradients_in_16_bits__dq": wrong(("dq += more", "dq = (dq + more).to(query.dtype).float()")),
-    "exchanged_after_the_last_step": wrong((HOME, HOME + '    if ranks > 1:\n    ' + KEYS[4:])),
+    "rounded_to_16_bits__dq": wrong(("dq += more", "dq = (dq + more).to(query.dtype).float()")),
+    "too_many_bytes__after_the_last_step": wrong((HOME, HOME + '    if ranks > 1:\n    ' + KEYS[4:])),
     "too_many_bytes": wrong(("travelling, gradients = torch.stack([key, value])",
                              "travelling, gradients = torch.stack([key, value]).float()"),
         (MORE, MORE.replace("travelling[0], travelling[1]", "*travelling.to(key.dtype)"))),
+    "result_in_16_bits": wrong((RESULT, "return dq.to(query.dtype), gradients[0], gradients[1]")),
     "unknown_step": wrong((KEYS, KEYS.replace("after, travelling, before", "rank + 1, travelling, rank - 1"))),
     "other_steps": HEAD + START + """
     keys = yield "all_gather", key
@@ -67,6 +70,8 @@ WRONG = {
 }  # fmt: skip
 
 UNUSUAL = {
+    "one head at a time": wrong((MORE, "(torch.cat(parts) for parts in zip(*(attend_backward(*given) for given in "
+        "zip(*(part.split(1) for part in (query, *travelling, out, lse, grad_out))))))")),
     "own part added at home, even ranks send first": HEAD + START + """
     def swapped(tensor):
         if ranks == 1:

@@ -55,14 +55,23 @@ WRONG = {
                          (SUM, "sum(parts[other] for other in group)")),
     "wrong_group__share": wrong((GROUP, "range(rank % share, ranks, share)"),
                                 (SUM, "sum(parts[other] for other in group)")),
-    "group_of_kv_heads": wrong(("max(1, ranks // kv_heads)", "kv_heads if ranks > kv_heads else 1")),
+    "not_ascending": wrong((KEYS, KEYS.replace("sorted", "list"))),
+    "in_fractions": wrong((KEYS, "sorted({int(head / query_heads * kv_heads) for head in queries})")),
+    "powers_of_two": otherwise("""total, distance = gradient, 1
+    while distance < share:
+        other = first + ((rank - first) ^ distance)
+        if other < first + share:
+            total = total + (yield ("exchange", other, total, other))
+        distance *= 2
+    return total"""),
     "one_other_alone": otherwise("""if share == 1:
         return gradient
     other = first + (rank - first + 1) % share
     return gradient + (yield ("exchange", first + (rank - first - 1) % share, gradient, other))"""),
     "sum_on_one_rank": wrong((SUM, f"{SUM} if rank == first else gradient")),
-    "not_passed_on": otherwise(RING.replace("travelling,\n", "gradient,\n")),
     "bits_differ": otherwise(RING),
+    "bits_differ__float64": wrong((SUM, "sum((parts[other].double() for other in group if other != rank), "
+                                   "gradient.double()).float()")),
     "bits_differ__own_part_first": wrong((SUM, "sum((parts[other] for other in group if other != rank), gradient)")),
     "too_many_bytes": otherwise(f'parts = yield ("all_gather", gradient)\n    return {SUM}'),
     "too_many_bytes__zeros": otherwise("""filled = gradient.new_zeros(ranks, *gradient.shape)
