@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """What the exercises on programs of several ranks share: who plays them, what a rank may receive, how they end."""
-=======
-"""Programs of several ranks, for exercises 20.4 to 20.7: their model, what a rank may receive, and how they end."""
->>>>>>> m2
 
 from __future__ import annotations
 
