@@ -228,6 +228,7 @@ EXERCISE = Exercise(
         (share, two_shot), entry="two_shot", most_pairs=100, styles=STYLES)),
     mistakes=tuple(Mistake(name, sentence, when=partial(shows, words), first=True) for name, words, sentence in TOLD),
     hints=(
+        "For each of your reads ask two things: who must have written before it, and who may write after it?",
         "one_shot: write, wait for all, add up all parts from rank 0 on, wait again. The next call begins by writing.",
         "two_shot: share r goes from r * n // ranks up to (r + 1) * n // ranks. Read your own share from each rank, "
         "and write its sums where it begins in x. Wait. Read each share from the rank with its sums, and wait again.",
