@@ -9,7 +9,7 @@ At batch 1 and 64, each sequence with CONTEXT tokens before it. A figure is the 
 Beside it stands what is to be expected, in two parts: a rank's weights and its part of the cache at the rate of
 PyTorch's copy, and as many all-reduces of [batch, width] as the step has, at the time that each takes in a graph of
 them alone. The table of embeddings is not counted, of which a step reads a row for each sequence; the matrix of the
-logits is, whole on every rank.
+logits is, each rank's share of it, but not the all-reduce that puts the shares together.
 
 Weights and caches are random, in 16 bits, and the same on all ranks. Before a step is timed, its logits are compared
 with those of the whole model on the same GPU, and they must have the same bits on all ranks. Everything goes to
@@ -108,7 +108,7 @@ def measure_batch(
     whole_steps, whole_cache = steps_of(whole, batch, context, capture)
     wanted = logits_of(whole_steps, whole_cache, tokens, runs)
     replays, alone, told = {}, {}, {}
-    for name, all_reduce in all_reduces(ranks, batch * config.width * whole.dtype.itemsize).items():
+    for name, all_reduce in all_reduces(ranks, batch * config.vocabulary * whole.dtype.itemsize).items():
         part, steps, cache = whole, whole_steps, whole_cache
         if all_reduce is not None:
             part = shard(whole, ranks, all_reduce)
@@ -120,7 +120,9 @@ def measure_batch(
         logits = logits_of(steps, cache, tokens, runs)
         difference = check(ranks, logits, wanted, steps(runs, tokens, [GREEDY] * batch))
         replays[name] = steps._step(batch, len(runs[0].pages))._replay
+        head = (part.embedding if part.logits is None else part.logits).weight.nbytes
         weights = sum(weight.nbytes for weight in part.parameters()) - part.embedding.weight.nbytes
+        weights -= head - head // ranks.size
         read = weights + batch * context * part.config.cache_bytes_per_token(part.dtype.itemsize)
         told[name] = {"difference": difference, "bytes": read, "memory": read / bandwidth}
     times = in_turns(replays)

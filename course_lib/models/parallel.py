@@ -19,7 +19,8 @@ bits, has 64 of them, with 8 KiB for each token.
 **What is not shared out.** With fewer KV heads than ranks, several ranks keep a copy of one whole head, in their
 weights and in their caches. With latent attention the heads are shared out, but every rank keeps the whole latent of
 every token, since each head reads all of it: R ranks hold R copies of that cache. The embedding and the matrix of the
-logits are whole, so that every rank can choose the next token by itself.
+logits are whole, so that every rank can choose the next token by itself. (Packed weights read only a share of that
+matrix: `course_lib.serving.packed`.)
 
 **Experts** are shared out by `hidden`: a rank keeps the same slice of every expert. The other way, whole experts for
 each rank, leaves a rank idle whose experts nobody has chosen. Slices give all ranks the same work whatever the router

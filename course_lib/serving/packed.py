@@ -13,6 +13,7 @@
 
 On several ranks (`course_lib.models.parallel`) an all-reduce follows the products with output and down, then addition
 and norm, in one kernel where the all-reduce has one: a rank's product is a part of a sum, and the stream is added once.
+Each rank reads its share of the matrix of the logits, and one more all-reduce puts their columns together.
 
 As the decoder's operations these are 20 and more. Each starts while the one before still runs, where the GPU can do
 that: a product's first weights come meanwhile.
@@ -71,6 +72,11 @@ class PackedDecoder:
         self.early = dependent_launches(model.device)
         self.embedding = model.embedding.weight.detach()
         self.head = (model.embedding if model.logits is None else model.logits).weight.detach()
+        self.columns: slice | None = None  # of the logits, that this rank computes
+        if self.all_reduce is not None and len(self.head) % model.ranks.size == 0:
+            share = len(self.head) // model.ranks.size
+            self.columns = slice(model.ranks.rank * share, (model.ranks.rank + 1) * share)
+            self.head = self.head[self.columns]
         self.layers = [packed(block) for block in model.blocks]
         positions = torch.arange(places, device=model.device)
         self.angles = rotary_angles(positions, config.rotary_dim, config.rotary_base, config.rotary_divisors)
@@ -104,7 +110,12 @@ class PackedDecoder:
         if wanted is not None:
             some = isinstance(normalised, Unscaled)
             normalised = Unscaled(*(part[wanted] for part in normalised)) if some else normalised[wanted]
-        return self._product(normalised, self.head)
+        logits = self._product(normalised, self.head)
+        if self.columns is None or self.all_reduce is None:
+            return logits
+        whole = logits.new_zeros(len(logits), self.config.vocabulary)
+        whole[:, self.columns] = logits
+        return self.all_reduce(whole)  # the others' columns come as sums with zeros
 
     def _product(self, x: torch.Tensor | Unscaled, weight: torch.Tensor, gated: bool = False) -> torch.Tensor:
         return product(x, weight, self.norm.epsilon, gated=gated, workspace=self._workspace)
