@@ -969,8 +969,8 @@ for ranks, query_heads, kv_heads in ((2, 16, 2), (4, 16, 2), (8, 16, 2), (8, 32,
 # than its bytes, and on two 0.80 ms. This part is not shared out. A step of one GPU has about 200 kernels, one of two
 # GPUs about 265, and between two kernels the memory has little to do.
 #
-# The next cell runs your programs of 20.3 and 20.4 on your own GPUs, if you have two. `play_ranks` takes a device for
-# each rank. A read is then a copy over the link, and all GPUs compute at the same time.
+# The next cell runs your programs of 20.3 on your own GPUs, if you have two. `play_ranks` takes a device for each rank.
+# A read is then a copy over the link, and all GPUs compute at the same time.
 
 # %%
 gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
@@ -1099,21 +1099,21 @@ print("the same texts as one rank:", together == alone)
 #
 # | tensor parallelism | |
 # |---|---|
-# | wins | a model that does not fit on one GPU; 70B on 8 GPUs, one sequence: 5.7 times as fast (computed) |
+# | wins | a model that does not fit on one GPU; 8B on 2 H200s, one sequence: 1.58 times as fast (measured) |
 # | loses | 8B on 8 GPUs: 3.3 times as fast, because its all-reduces take longer than its reading (computed) |
 # | falls back | fewer KV heads than ranks: each rank keeps a copy of one |
 # | trap | the bias of down in every partial sum; gate and up cut as one block |
 #
 # | the all-reduce | |
 # |---|---|
-# | wins | one-shot for few bytes: one latency. A Triton kernel on 8 H100s: 13 to 17 µs up to 64k, NCCL 21 to 24 |
+# | wins | one-shot for few bytes: one latency. On 2 H200s 3.0 µs for 4 KiB, and NCCL 8.9 (measured) |
 # | loses | one-shot for many bytes: with 8 ranks each receives 7 S, in two-shot 1.75 S |
 # | falls back | NCCL, which chooses by size |
 # | trap | a barrier before the reads and none after them |
 #
 # | ring attention | |
 # |---|---|
-# | wins | a sequence that one GPU cannot hold, or not soon enough |
+# | wins | a sequence that one GPU cannot hold, or not soon enough: 98 % of twice the rate on 2 H200s (measured) |
 # | loses | one chunk for each rank, causal: 4 ranks work 57 % of the time (computed), zig-zag 100 % |
 # | falls back | one rank: no exchange |
 # | trap | positions counted within the rank; on the way back the rank's own keys and values every time |
