@@ -3,8 +3,8 @@
 Three parts, on 2 ranks and on 4 where there are so many GPUs; without multicast:
 
     links          bytes a second between neighbours, and a meeting of all ranks
-    all-reduce     bfloat16, 4 KiB to 64 MiB: one-shot, two-shot, what `AllReduce` takes by itself, NCCL; in µs, 20 in a
-                   CUDA graph
+    all-reduce     bfloat16, 4 KiB to 64 MiB: one-shot, two-shot, NCCL, and the model of exercise 20.1 with these links;
+                   what `AllReduce` takes by itself; in µs, 20 in a CUDA graph
     products       rows scattered behind a product, and gathered before one, overlapped and as NCCL after cuBLAS
 
 Each form is compared with NCCL's result first. Times are those of the slowest rank, the median of rounds in turns.
@@ -84,7 +84,11 @@ def products(ranks: Ranks) -> dict[str, dict]:
 
 def measured(ranks: Ranks) -> dict:
     links = measured_links(ranks, Exchange(ranks, most_bytes=256).meet)
-    return {"links": vars(links), "all_reduce": all_reduces(ranks), "products": products(ranks)}
+    table = all_reduces(ranks)
+    for nbytes, row in table.items():
+        received = (ranks.size - 1) * nbytes
+        row["model"] = min(links.seconds(received), links.seconds(2 * received / ranks.size, phases=2))
+    return {"links": vars(links), "all_reduce": table, "products": products(ranks)}
 
 
 def cell(value) -> str:
@@ -106,11 +110,11 @@ def main(arguments: list[str] | None = None) -> int:
         links = found["links"]
         print(f"\n{size} ranks: a rank receives {links['rate'] / 1e9:.0f} GB/s, a meeting takes "
               f"{links['latency'] * 1e6:.1f} µs, its own memory {links['memory_rate'] / 1e12:.2f} TB/s")  # fmt: skip
-        print(f"{'all-reduce, µs':<22}{'one-shot':>12}{'two-shot':>12}{'NCCL':>12}   chosen, of NCCL")
+        print(f"{'all-reduce, µs':<22}{'one-shot':>12}{'two-shot':>12}{'NCCL':>12}{'model':>12}   chosen, of NCCL")
         for nbytes, row in found["all_reduce"].items():
             times = row.get(row["chosen"]), row["NCCL"]
             share = f"{times[0] / times[1]:.2f}" if all(isinstance(time, float) for time in times) else "–"
-            print(f"{nbytes:<22,}" + "".join(cell(row.get(name)) for name in ("one-shot", "two-shot", "NCCL"))
+            print(f"{nbytes:<22,}" + "".join(cell(row.get(name)) for name in ("one-shot", "two-shot", "NCCL", "model"))
                   + f"   {row['chosen']}, {share}")  # fmt: skip
         print(f"{'products, µs':<34}{'overlapped':>12}{'NCCL':>12}{'no exchange':>12}  difference")
         for name, row in found["products"].items():

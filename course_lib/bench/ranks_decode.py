@@ -4,7 +4,7 @@ At batch 1 and 64, each sequence with CONTEXT tokens before it. A figure is the 
 `FastSteps`, runs, replayed in a row on all ranks at once. The two all-reduces of each layer are in the graph:
 
     NCCL     `Ranks.sum`: a copy, and the library's all-reduce
-    ours     the course's own all-reduce over symmetric memory, where it is there
+    ours     the course's own all-reduce, over memory that all GPUs see
 
 Beside it stands what is to be expected, in two parts: a rank's weights and its part of the cache at the rate of
 PyTorch's copy, and as many all-reduces of [batch, width] as the step has, at the time that each takes in a graph of
@@ -18,7 +18,6 @@ ranks_decode.json in the course's bench folder.
 
 import gc
 from collections.abc import Callable
-from importlib import import_module
 
 import torch
 
@@ -29,6 +28,7 @@ from course_lib.bench.steps import PAGE, model_of
 from course_lib.hardware.device import machine
 from course_lib.hardware.graphs import captured
 from course_lib.hardware.ranks import Ranks, run_on_ranks
+from course_lib.kernels.parallel.all_reduce import AllReduce as Ours
 from course_lib.models.config import PRESETS, ModelConfig
 from course_lib.models.decoder import Decoder
 from course_lib.models.parallel import AllReduce, shard
@@ -47,13 +47,7 @@ def all_reduces(ranks: Ranks, most_bytes: int) -> dict[str, AllReduce | None]:
     if ranks.size == 1:
         return {"–": None}
     forms: dict[str, AllReduce | None] = {"NCCL" if ranks.device.type == "cuda" else "gloo": ranks.sum}
-    if ranks.device.type == "cpu":
-        return forms
-    try:
-        ours = import_module("course_lib.kernels.parallel.all_reduce").AllReduce
-    except ModuleNotFoundError:
-        return forms
-    return {**forms, "ours": ours(ranks, most_bytes)}
+    return forms if ranks.device.type == "cpu" else {**forms, "ours": Ours(ranks, most_bytes)}
 
 
 def runs_of(batch: int, context: int) -> list[Run]:

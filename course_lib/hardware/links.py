@@ -1,11 +1,11 @@
 """What the links between the GPUs of this machine reach: a second roofline, beside that of each GPU's memory.
 
     links = measured_links(ranks, exchange.meet)     # on all ranks; of course_lib.kernels.parallel.overlap
-    links.seconds(1 << 20)          # a rank has received so many bytes, and all know of it
-    links.share(nbytes, seconds)    # of the rate of the links that an exchange has reached
+    links.seconds(1 << 20)                           # to receive so many bytes, and to know that all have
 
-Time of an exchange = latency + bytes that a rank receives / rate. The rate is that of large copies from a neighbour
-while every rank copies, the latency that of a meeting of all ranks inside a kernel: the least that any exchange takes.
+Time of an exchange = phases · latency + bytes that a rank receives / rate. The rate is that of large copies from a
+neighbour while every rank copies. The latency is that of a meeting of all ranks. Numbers that bring their own signal
+with them need no meeting, so an exchange of few bytes can take less.
 """
 
 from __future__ import annotations
@@ -38,13 +38,9 @@ class Links:
     latency: float
     memory_rate: float
 
-    def seconds(self, nbytes: float) -> float:
-        """The least for an exchange in which a rank receives so many bytes."""
-        return self.latency + nbytes / self.rate
-
-    def share(self, nbytes: float, seconds: float) -> float:
-        """Of the least time, what an exchange of so many bytes has reached: 1 is the roof."""
-        return self.seconds(nbytes) / seconds
+    def seconds(self, nbytes: float, phases: int = 1) -> float:
+        """Of an exchange in which a rank receives so many bytes, with a meeting for each of its phases."""
+        return phases * self.latency + nbytes / self.rate
 
 
 def measured_links(ranks: Ranks, meet: Callable[[], object]) -> Links:

@@ -188,8 +188,7 @@ IN_TWO_SHOTS = (
         not_gathered=(JOINED, OWN.format("x[slice(*share(owner, ranks, len(x)))]")),
         not_gathered__zeros=(JOINED, OWN.format("part * 0")), not_gathered__empty=(JOINED, OWN.format("part * NAN"))),
     *edits("The sums of the rank's own share are missing from its result.",
-        own_sums_missing=(APPENDED, APPENDED.replace("(part", "(x[first:last] if owner == rank else part")),
-        own_sums_missing__zeros=(APPENDED, APPENDED.replace("(part", "(part * (owner != rank)"))),
+        own_sums_missing=(APPENDED, APPENDED.replace("(part", "(x[first:last] if owner == rank else part"))),
 )  # fmt: skip
 STYLES = tuple(tuple(filter(None, both)) for both in product(("", "rounded_up", "first_longer"), ("", "own_kept")))
 TOLD = (
