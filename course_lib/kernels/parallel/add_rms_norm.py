@@ -13,7 +13,7 @@ import triton.language as tl
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.common.dependent import wait_for_kernel_before
 from course_lib.kernels.fused.add_rms_norm import inverse_of_rms
-from course_lib.kernels.parallel.one_shot import as_words, first_and_second
+from course_lib.kernels.parallel.one_shot import as_words, first_and_second, receive_sum, send
 
 MOST_ROWS = 64
 ROW_WORDS = 4096  # of 32 bits: room for a row, however short it is, so that an inbox's place belongs to one program
@@ -37,29 +37,14 @@ def sum_add_rms_norm_kernel(
     inside = places < words
     call = tl.load(counts + row) + 1
     own = tl.load(x_pointer + row * words + places, mask=inside, other=0)
-    packed = (call.to(tl.int64) << 32) | (own.to(tl.int64) & 0xFFFFFFFF)
-    inbox = (call & 1) * RANKS  # of the first source
-    for step in tl.static_range(1, RANKS):
-        theirs = tl.load(table + (rank + step) % RANKS).to(tl.pointer_type(tl.int64))
-        tl.store(theirs + ((inbox + rank) * ROWS + row) * STRIDE + places, packed, mask=inside)
+    send(own, table, ROWS * STRIDE, row * STRIDE, words, rank, call, RANKS, BLOCK)
     stream_first, stream_second = first_and_second(
         tl.load(stream_pointer + row * words + places, mask=inside, other=0), TYPE
     )
     gain_first, gain_second = first_and_second(tl.load(gain_pointer + places, mask=inside, other=0), TYPE)
-    mine = tl.load(table + rank).to(tl.pointer_type(tl.int64))
-    first_sum = tl.zeros([BLOCK], tl.float32)
-    second_sum = tl.zeros([BLOCK], tl.float32)
-    for source in tl.static_range(RANKS):
-        pointers = mine + ((inbox + source) * ROWS + row) * STRIDE + places
-        expected = places < tl.where(source == rank, 0, words)  # its own numbers it has
-        got = tl.load(pointers, mask=expected, other=0, volatile=True)
-        while tl.max((expected & ((got >> 32).to(tl.int32) != call)).to(tl.int32), axis=0) > 0:
-            got = tl.load(pointers, mask=expected, other=0, volatile=True)
-        first, second = first_and_second(tl.where(expected, got, own.to(tl.int64)).to(tl.int32), TYPE)
-        first_sum += first
-        second_sum += second
+    first, second = receive_sum(own, table, ROWS * STRIDE, row * STRIDE, words, rank, call, TYPE, RANKS, BLOCK)
     # The sum is rounded before the stream is added, as it is where these are two kernels.
-    first, second = first_and_second(as_words(first_sum, second_sum, TYPE), TYPE)
+    first, second = first_and_second(as_words(first, second, TYPE), TYPE)
     summed = as_words(stream_first + first, stream_second + second, TYPE)
     tl.store(summed_pointer + row * words + places, summed, mask=inside)
     first, second = first_and_second(tl.where(inside, summed, 0), TYPE)

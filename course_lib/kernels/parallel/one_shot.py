@@ -43,6 +43,41 @@ def as_words(first, second, TYPE: tl.constexpr):
 
 
 @triton.jit
+def send(own, table, apart, place, count, rank, call, RANKS: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the program's words, with the number of the call, into this rank's inbox on each other rank.
+
+    own: int32 [BLOCK], of which `count` belong to the program. table: int64 [RANKS], the address of each rank's
+    inboxes, [2, RANKS] of `apart` words of 64 bits; the program's begin at `place` in each.
+    """
+    packed = (call.to(tl.int64) << 32) | (own.to(tl.int64) & 0xFFFFFFFF)
+    lanes = tl.arange(0, BLOCK)
+    for step in tl.static_range(1, RANKS):
+        theirs = tl.load(table + (rank + step) % RANKS).to(tl.pointer_type(tl.int64))
+        tl.store(theirs + ((call & 1) * RANKS + rank) * apart + place + lanes, packed, mask=lanes < count)
+
+
+@triton.jit
+def receive_sum(
+    own, table, apart, place, count, rank, call, TYPE: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The sums of the words' first and second numbers over all ranks, float32 [BLOCK]; arguments as for `send`."""
+    lanes = tl.arange(0, BLOCK)
+    mine = tl.load(table + rank).to(tl.pointer_type(tl.int64))
+    first_sum = tl.zeros([BLOCK], tl.float32)
+    second_sum = tl.zeros([BLOCK], tl.float32)
+    for source in tl.static_range(RANKS):
+        pointers = mine + ((call & 1) * RANKS + source) * apart + place + lanes
+        expected = lanes < tl.where(source == rank, 0, count)  # its own numbers it has
+        got = tl.load(pointers, mask=expected, other=0, volatile=True)
+        while tl.max((expected & ((got >> 32).to(tl.int32) != call)).to(tl.int32), axis=0) > 0:
+            got = tl.load(pointers, mask=expected, other=0, volatile=True)
+        first, second = first_and_second(tl.where(expected, got, own.to(tl.int64)).to(tl.int32), TYPE)
+        first_sum += first
+        second_sum += second
+    return first_sum, second_sum
+
+
+@triton.jit
 def one_shot_kernel(
     x_pointer, output_pointer, table, counts, rank, words, capacity,
     TYPE: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr,
@@ -53,28 +88,14 @@ def one_shot_kernel(
     capacity]. counts: int32, of each program the calls so far.
     """
     program = tl.program_id(0)
-    places = program * BLOCK + tl.arange(0, BLOCK)
+    place = program * BLOCK
+    places = place + tl.arange(0, BLOCK)
     inside = places < words
     call = tl.load(counts + program) + 1
     own = tl.load(x_pointer + places, mask=inside, other=0)
-    packed = (call.to(tl.int64) << 32) | (own.to(tl.int64) & 0xFFFFFFFF)
-    inbox = (call & 1) * RANKS  # of the first source
-    for step in tl.static_range(1, RANKS):
-        theirs = tl.load(table + (rank + step) % RANKS).to(tl.pointer_type(tl.int64))
-        tl.store(theirs + (inbox + rank) * capacity + places, packed, mask=inside)
-    mine = tl.load(table + rank).to(tl.pointer_type(tl.int64))
-    first_sum = tl.zeros([BLOCK], tl.float32)
-    second_sum = tl.zeros([BLOCK], tl.float32)
-    for source in tl.static_range(RANKS):
-        pointers = mine + (inbox + source) * capacity + places
-        expected = places < tl.where(source == rank, 0, words)  # its own numbers it has
-        got = tl.load(pointers, mask=expected, other=0, volatile=True)
-        while tl.max((expected & ((got >> 32).to(tl.int32) != call)).to(tl.int32), axis=0) > 0:
-            got = tl.load(pointers, mask=expected, other=0, volatile=True)
-        first, second = first_and_second(tl.where(expected, got, own.to(tl.int64)).to(tl.int32), TYPE)
-        first_sum += first
-        second_sum += second
-    tl.store(output_pointer + places, as_words(first_sum, second_sum, TYPE), mask=inside)
+    send(own, table, capacity, place, words - place, rank, call, RANKS, BLOCK)
+    first, second = receive_sum(own, table, capacity, place, words - place, rank, call, TYPE, RANKS, BLOCK)
+    tl.store(output_pointer + places, as_words(first, second, TYPE), mask=inside)
     tl.debug_barrier()  # all threads have read the count
     tl.store(counts + program, call)
 
