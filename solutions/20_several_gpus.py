@@ -469,9 +469,9 @@ measured("20 wrong orders of 100 without the last barrier", wrong_orders(2, 2), 
 # rank 0 holds chunks 0 and 7, rank 1 holds 1 and 6, rank 2 holds 2 and 5, rank 3 holds 3 and 4.
 #
 # Say rank 1 receives the keys of rank 0. All its queries see chunk 0, which lies before both of its chunks, and none
-# sees chunk 7. When the keys of rank 2 arrive, the late queries (chunk 6) see chunks 2 and 5, and the early ones (chunk
-# 1) see neither. Either way two of four pairs of chunks are computed, without a mask. Only a rank's own keys need a
-# mask, the usual one, since its tokens ascend.
+# sees chunk 7. When the keys of rank 2 arrive, the late queries (chunk 6) see chunks 2 and 5, and the early ones see
+# neither. Either way two of four pairs of chunks are computed, without a mask. Only a rank's own keys need a mask, the
+# usual one, since its tokens ascend.
 #
 # The next cell draws both ways for 4 ranks. A square of a grid is a pair of chunks, and its number is the step in which
 # the pair is computed. In step 0 each rank has its own keys, and each exchange begins the next step. Below, compare the
