@@ -41,7 +41,7 @@ def test_a_failing_rank_is_named_and_the_others_end(what, words):
     began = time.monotonic()
     with pytest.raises(RankError, match=words):
         run_on_ranks(work, 2, what, device="cpu", seconds=8 if what == "wait" else None)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 200
 
 
 def test_all_ranks_are_told_that_they_disagree():

@@ -76,7 +76,7 @@ def alone(name, cancelled=None):
 def test_two_processes_write_the_texts_of_one():
     """Few steps: on busy cores each of their sums waits for the other process."""
     requests = [Request(TEXT[1000:1030], 5), Request(TEXT[700:709], 4, DRAWN)]
-    texts = write_on_ranks(2, functools.partial(load, "GQA"), requests, device="cpu", seconds=120, **OPTIONS)
+    texts = write_on_ranks(2, functools.partial(load, "GQA"), requests, device="cpu", seconds=900, **OPTIONS)
     assert texts == Engine(*load("GQA"), **OPTIONS).texts(requests) and all(texts)
 
 
