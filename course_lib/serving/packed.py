@@ -73,9 +73,10 @@ class PackedDecoder:
         self.embedding = model.embedding.weight.detach()
         self.head = (model.embedding if model.logits is None else model.logits).weight.detach()
         self.columns: slice | None = None  # of the logits, that this rank computes
-        if self.all_reduce is not None and len(self.head) % model.ranks.size == 0:
-            share = len(self.head) // model.ranks.size
-            self.columns = slice(model.ranks.rank * share, (model.ranks.rank + 1) * share)
+        ranks = model.ranks
+        if ranks is not None and len(self.head) % ranks.size == 0:
+            share = len(self.head) // ranks.size
+            self.columns = slice(ranks.rank * share, (ranks.rank + 1) * share)
             self.head = self.head[self.columns]
         self.layers = [packed(block) for block in model.blocks]
         positions = torch.arange(places, device=model.device)
