@@ -35,7 +35,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from course_lib.hardware.ranks import Ranks
 from course_lib.models.config import ModelConfig
 from course_lib.models.glue import TORCH, Glue
 from course_lib.models.latent import LatentAttention
@@ -122,14 +121,13 @@ class Decoder(nn.Module):
         glue: what stands between; PyTorch's operations by default.
 
     The attributes `attention` and `glue` may be replaced at any time: the weights do not depend on them.
-    `ranks` and `all_reduce` are None but in a part of a model on several ranks, where the second sums over them what each
-    attention and each feed-forward block gives: `course_lib.models.parallel`.
+    `all_reduce` is None but in a part of a model on several ranks, where it sums over them what each attention and each
+    feed-forward block gives: `course_lib.models.parallel`.
     """
 
     def __init__(self, config: ModelConfig, attention: Callable = torch_attention, glue: Glue = TORCH):
         super().__init__()
         self.config, self.attention, self.glue = config, attention, glue
-        self.ranks: Ranks | None = None
         self.all_reduce: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))

@@ -111,8 +111,7 @@ class Shard(Decoder):
         glue: Glue = TORCH,
     ):
         super().__init__(shard_config(config, ranks.size), attention, glue)
-        self.whole = config
-        self.ranks: Ranks = ranks
+        self.whole, self.ranks = config, ranks
         self.all_reduce: AllReduce = ranks.sum if all_reduce is None else all_reduce
         for block in self.blocks:
             for name in SPLIT_BLOCKS:

@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from course_lib.hardware.ranks import Ranks
 from course_lib.kernels.common.dependent import dependent_launches
 from course_lib.kernels.fused.add_rms_norm import add_rms_norm_forward
 from course_lib.kernels.fused.rope_append_pages import rope_append_to_pages
@@ -73,7 +74,7 @@ class PackedDecoder:
         self.embedding = model.embedding.weight.detach()
         self.head = (model.embedding if model.logits is None else model.logits).weight.detach()
         self.columns: slice | None = None  # of the logits, that this rank computes
-        ranks = model.ranks
+        ranks: Ranks | None = getattr(model, "ranks", None)  # a `Shard` has them
         if ranks is not None and len(self.head) % ranks.size == 0:
             share = len(self.head) // ranks.size
             self.columns = slice(ranks.rank * share, (ranks.rank + 1) * share)
