@@ -16,7 +16,6 @@ import torch.distributed as distributed
 from course_lib.bench._record import clocks, write_record
 from course_lib.hardware.links import measured_links, times_in_turns
 from course_lib.hardware.ranks import Ranks, run_on_ranks
-from course_lib.kernels.parallel import overlap
 from course_lib.kernels.parallel.all_reduce import AllReduce
 from course_lib.kernels.parallel.overlap import Exchange, gathered_product, product_scattered
 
@@ -51,9 +50,8 @@ def all_reduces(ranks: Ranks) -> dict[int, dict]:
 def products(ranks: Ranks) -> dict[str, dict]:
     """{problem: {form: seconds}}."""
     table = {}
-    exchange = Exchange(ranks, most_bytes=max(ROWS) * HIDDEN * 2)
+    exchange = Exchange(ranks, most_bytes=max(ROWS) * HIDDEN * 2, least_rows=0)
     for rows in ROWS:
-        overlap.LEAST_ROWS = 0  # at all sizes
         x = torch.randn(rows, HIDDEN // ranks.size, device=ranks.device, dtype=torch.bfloat16)
         down = torch.randn(WIDTH, HIDDEN // ranks.size, device=ranks.device, dtype=torch.bfloat16) / HIDDEN**0.5
         part = torch.randn(rows // ranks.size, WIDTH, device=ranks.device, dtype=torch.bfloat16)

@@ -12,6 +12,7 @@ pickled, so the function must stand in a file that can be imported. NVLink multi
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -57,6 +58,8 @@ class Ranks:
 
         It waits for all ranks and costs the host about a millisecond.
         """
+        if self.size == 1:
+            return
         told: list = [None] * self.size
         distributed.all_gather_object(told, what)
         for name in what:
@@ -115,7 +118,7 @@ def _rank(rank: int, size: int, device: str, folder: str, function: Callable, ar
         torch.cuda.set_device(here)
     else:
         torch.set_num_threads(1)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if os.uname().sysname == "Linux" else "lo0")
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform.startswith("linux") else "lo0")
     store = distributed.FileStore(str(Path(folder, "meeting")), size)
     distributed.init_process_group(
         "nccl" if device == "cuda" else "gloo", store=store, rank=rank, world_size=size,

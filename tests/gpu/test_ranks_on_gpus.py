@@ -1,5 +1,6 @@
 """Several ranks on several GPUs: NCCL joins them, and the confinement leaves what it needs."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -7,10 +8,12 @@ import pytest
 from course_lib.checker import Limits
 from course_lib.checker.judge.decide import judge
 from course_lib.hardware.device import machine
+from course_lib.hardware.ranks import NO_MULTICAST
 from tests.checker.runner.test_ranks import MEAN, RIGHT, with_lines
 
 pytestmark = pytest.mark.skipif(machine().tier == "none" or machine().gpu_count < 2, reason="needs 2 NVIDIA GPUs")
 
+os.environ.update(NO_MULTICAST)  # the ranks of a check inherit it
 ON_GPUS = replace(MEAN, limits=Limits(seconds=30.0, gpu_seconds=60.0))
 
 

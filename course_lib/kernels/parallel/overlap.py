@@ -31,13 +31,14 @@ class Exchange:
     Args:
         ranks: this process's place.
         most_bytes: that a rank receives from all others in one call; more is left to the library.
+        least_rows: of all ranks together; fewer are left to the library.
 
     Attributes:
         refusal: why all is left to the library, or None.
     """
 
-    def __init__(self, ranks: Ranks, most_bytes: int):
-        self.ranks, self.most_bytes = ranks, most_bytes
+    def __init__(self, ranks: Ranks, most_bytes: int, least_rows: int = LEAST_ROWS):
+        self.ranks, self.most_bytes, self.least_rows = ranks, most_bytes, least_rows
         self.refusal = no_common_memory(ranks)
         if self.refusal is not None or ranks.size == 1:
             return
@@ -50,7 +51,7 @@ class Exchange:
 
     def takes(self, rows: int, nbytes: int) -> bool:
         """Whether it is worth while for so many rows of all ranks, of which a rank receives so many bytes."""
-        return self.refusal is None and self.ranks.size > 1 and rows >= LEAST_ROWS and nbytes <= self.most_bytes
+        return self.refusal is None and self.ranks.size > 1 and rows >= self.least_rows and nbytes <= self.most_bytes
 
     def meet(self) -> None:
         """Nothing is sent before all ranks have read what came in the call before."""

@@ -5,7 +5,6 @@ import functools
 import torch
 
 from course_lib.hardware.ranks import Ranks, run_on_ranks
-from course_lib.kernels.parallel import overlap
 from course_lib.kernels.parallel.overlap import Exchange, gathered_product, product_scattered
 
 
@@ -15,10 +14,9 @@ def drawn(rank, call, *shape, device="cpu"):
 
 
 def calls(ranks):
-    exchange, size, wrong = Exchange(ranks, most_bytes=1 << 16), ranks.size, []
+    exchange, size, wrong = Exchange(ranks, most_bytes=1 << 16, least_rows=10), ranks.size, []
     draw = functools.partial(drawn, device=ranks.device)
     for call, rows in enumerate((6, 12, 1, 9, 12)):
-        overlap.LEAST_ROWS = 10  # of all ranks: with 1 row for each the library takes over
         parts = [draw(rank, call, rows, 8) for rank in range(size)]
         weight = draw(ranks.rank, call + 50, 5, 8)
         if not torch.allclose(gathered_product(exchange, parts[ranks.rank], weight), torch.cat(parts) @ weight.T):
