@@ -993,8 +993,8 @@ draw_loads(plans, FEW_SLOTS, "blocks of keys (dashed: an even share)", owners)
 # 65 blocks. With 64 heads of 8,192 tokens the plain grid loses only 4 %, because each slot runs many tiles. This model
 # does not show what sections save in the cache. On an H200 the authors of
 # [FlashAttention-4](https://arxiv.org/abs/2603.05451) measured a gain of 4 to 8 % with a key head for each query head,
-# and of 7 to 14 % with one for all. The course's kernels gained less, but without the order they already start each
-# head's longest tile first: the finale has their figures.
+# and of 7 to 14 % with one for all. The finale has figures of the course's kernels, which start each head's longest
+# tile first even without the order.
 
 # %% [markdown]
 # ## Four bits with scales · deeper
@@ -1327,19 +1327,20 @@ measured("19 lazy rescaling on an H200", 100 * (308 / 339 - 1), "%")  # both in 
 # | Triton with the copy engine (TMA) | 295 to 507 | −6.1 to +2.0 % | not measured | −4.3 to +3.0 % |
 # | Gluon with warp roles (chapter 09) | 344 to 713 | −8.3 to −3.4 % | not measured | −1.4 to +11.3 % |
 #
-# **Lazy rescaling** was slower in 34 of 36 cases. By the model of 19.1 there is little to save on a Hopper. At head
+# **Lazy rescaling** was slower in 34 of 36 cases. By the model of 19.1 there is nothing to save on a Hopper. At head
 # dimension 64 rescaling takes 64 of the 576 cycles of the multiply-add unit, while products and exponentials take 1,024
-# each. At 128 it takes 128 of 640, beside 2,048 cycles of products. But the decision has a price that the model leaves
-# out. In every block the threads of a tile (in Gluon those of 64 rows) must find out whether any row needs a rescale,
-# and then they branch. We did not measure how much either costs.
+# each. At 128 it takes 128 of 640, beside 2,048 cycles of products. The decision may have a price, which the model
+# leaves out. In every block the threads of a tile (in Gluon those of 64 rows) must find out whether any row needs a
+# rescale, and then they branch. We did not measure how much either costs.
 #
 # **The polynomial** was slower in all twelve cases. By the model it cannot gain on a Hopper, because the products take
 # as long as the exponentials at head dimension 64, and twice as long at 128.
 #
 # **Longest first** is compared with going head by head, the last tile of each head first. The plain kernel was faster
-# in 9 of 12 cases, but with TMA it was slower in 9. The Gluon kernel has this order from the start, for as many heads
-# as fit in the L2 cache. There the column says what the order gains. Under a causal mask it gained in 5 of 6 cases,
-# most with sequences of 1,024 tokens at head dimension 64.
+# in 9 of 12 cases, but with TMA it was slower in 9. Without a mask all tiles are equally long, so there only the order
+# of the heads changes. The Gluon kernel always uses the order, in sections of as many heads as fit in the L2 cache. So
+# there we switched it off, and the last column says what the order gains. The kernel's other columns include it. Under
+# a causal mask it gained in 5 of 6 cases, most with sequences of 1,024 tokens at head dimension 64.
 #
 # All three together made the plain kernel 4.7 to 25.6 % slower. So of these ideas, the course's forward passes on a
 # Hopper use only the order of the Gluon kernel. This was one run on one card, so do not rely on changes of 1 or 2 %.

@@ -9,7 +9,7 @@
 #
 # In this chapter you cut a model for several GPUs in three ways: by its weights, by its sequence and by its experts.
 # You write the exchanges between the GPUs, and count their bytes. At the end a small model runs on your functions, on
-# one, two and four simulated GPUs.
+# one, two and four simulated GPUs, and an engine on two processes.
 #
 # **You need one machine and no GPU.** One process plays the programs of all GPUs, in any order of events. It counts the
 # bytes, and it finds programs that read too early or wait for ever. If you have two GPUs, your programs run on them
@@ -942,20 +942,25 @@ for ranks, query_heads, kv_heads in ((2, 16, 2), (4, 16, 2), (8, 16, 2), (8, 32,
 # | 4 MiB | – | **23.2** | 36.9 |
 # | 64 MiB | – | **229** | 252 |
 #
-# **One-shot takes less than one barrier.** The course's kernel (`course_lib/kernels/parallel/one_shot.py`) has none. A
-# rank sends its numbers into the memory of the other, and beside each 32 bits of them the number of the call. The
-# reader looks into its own memory until it finds this call's number there, so numbers and signal come in one trip. NCCL
-# calls this form LL, for low latency. It doubles the bytes. So from 1 MiB on two-shot is the faster one, although with
-# two ranks both methods of 20.1 receive equally many bytes.
+# **One-shot without a barrier.** For 4 KiB one-shot takes less time than one barrier, because the course's kernel
+# (`course_lib/kernels/parallel/one_shot.py`) has none. Calls are counted: 1, 2, 3 and so on. A rank writes its numbers
+# into the other rank's memory, and behind every 4 bytes of them 4 more, the number of the call. Both arrive together.
+# The other rank reads its own memory again and again until it finds the new call's number there. Then the numbers
+# beside it are new too, and no other signal is needed. NCCL calls this form LL, for low latency. It doubles the bytes,
+# so it is meant for small tensors, and we did not measure it from 1 MiB on. In 20.1's count, without the numbers of
+# calls, two ranks receive equally many bytes with both methods.
 #
-# **A product and its exchange at the same time.** The down projection of Llama-3-8B with 4,096 rows takes 314 µs on
-# each of two ranks, without any exchange. With NCCL behind it, which adds up the ranks' results and leaves each rank
-# half of the rows, it takes 423 µs. Instead a rank can first compute the rows that the other one needs. They travel
-# while it computes its own, and the whole takes 339 µs. With 256 rows the same trick loses: 54 µs, and 45 with NCCL.
+# **A product and its exchange at the same time.** Take the down projection of Llama-3-8B for 4,096 tokens. Each of two
+# ranks computes a partial sum of all 4,096 rows, which takes 314 µs. Afterwards each rank needs the sums of only half
+# of the rows (a *reduce-scatter*, the first phase of two-shot). If NCCL does this after the product, both take 423 µs.
+# Instead a rank can first compute the rows whose sums the other rank needs. They travel while it computes the other
+# half, and the whole takes 339 µs. With 256 rows it is slower: 54 µs, and 45 µs with NCCL after the product.
 #
 # **Ring attention** over 131,072 tokens, causal, 32 query heads and 8 KV heads of 128 (`python -m course_lib bench
-# ring`): 217 ms on one H200, 111 ms on two. That is 98 % of twice the rate. With one chunk for each rank it takes 168
-# ms, 65 %: 20.4's count says 67 %. Without overlap it takes 113 ms, because 268 MB in 0.7 ms are little beside 111.
+# ring`): 217 ms on one H200, 111 ms on two. Two GPUs at twice the rate of one would take 108.5 ms, so this is 98 % of
+# it. With one chunk for each rank it takes 168 ms, or 65 %. By the count of 20.4 it would be 67 %. If a rank waits for
+# each exchange before it computes, zig-zag takes 113 ms, hardly longer: the 268 MB that a rank receives take only 0.7
+# ms of it.
 #
 # **A decode step** of Llama-3-8B's shape, behind 1,024 tokens (`python -m course_lib bench ranks_decode`):
 #
@@ -964,10 +969,12 @@ for ranks, query_heads, kv_heads in ((2, 16, 2), (4, 16, 2), (8, 16, 2), (8, 32,
 # | one sequence | 4.35 ms | 2.75 ms | 3.57 and 1.96 ms | 3.30 ms |
 # | 64 sequences | 6.55 ms | 4.38 ms | 5.56 and 3.15 ms | 5.08 ms |
 #
-# The prediction is 20.1's, with the measured all-reduces and the rate of a copy. For one sequence two GPUs are 1.58
-# times as fast, and not 1.82 times. The reason is the time that no prediction has: on one GPU a step takes 0.78 ms more
-# than its bytes, and on two 0.80 ms. This part is not shared out. A step of one GPU has about 200 kernels, one of two
-# GPUs about 265, and between two kernels the memory has little to do.
+# The prediction is that of 20.1, with the all-reduces of this run (2.6 and 5.7 µs each) and the rate of a large copy,
+# 4.2 TB/s. A step reads 15 GB of weights, since of the table of embeddings it needs a few rows. For one sequence two
+# GPUs are 1.58 times as fast as one, and the prediction was 1.82 times. On one GPU the step takes 0.78 ms longer than
+# predicted, and on two 0.80 ms. So this time does not become shorter with a second GPU. For 64 sequences it is 0.99 and
+# 1.23 ms. We think that it passes mostly at the starts and ends of kernels, when the memory is hardly read. A step has
+# about 200 kernels on one GPU and about 265 on two. We did not measure these gaps.
 #
 # The next cell runs your programs of 20.3 on your own GPUs, if you have two. `play_ranks` takes a device for each rank.
 # A read is then a copy over the link, and all GPUs compute at the same time.
@@ -1061,10 +1068,16 @@ for ranks in (1, 2, 4):
 measured("20 bytes of the MLPs, 4 ranks", bytes_of["MLPs"], "bytes")
 
 # %% [markdown]
-# And the engine of chapter 16? Every rank can have one: with its own shard of the model, but the same scheduler and the
-# same requests. All ranks have the same bits of the logits, so each chooses the same tokens by itself. Nothing but the
-# all-reduces has to be sent. The next cell starts two processes, which takes some seconds, and compares their texts
-# with those of one engine.
+# On 1, 2 and 4 ranks the model chooses the same next byte at every place. Its logits differ in the last bits, because
+# sums in another order are rounded differently. With 4 ranks a rank receives three times as many bytes for the MLPs as
+# with 2, because one-shot reads from three ranks instead of one. For attention a rank receives more bytes than for the
+# MLPs with 2 ranks, and fewer with 4. Half of them could be saved: the cell copies each KV head for its two query heads
+# before the ring, so every key and value travels twice.
+#
+# Can the engine of chapter 16, which writes many texts at a time, run on several ranks too? Yes: each rank runs a whole
+# engine, with its own shard of the model and the same list of requests. After the all-reduces all ranks have the same
+# logits, bit for bit, so each chooses the same tokens. The ranks need no other messages. The next cell starts two
+# processes, which takes some seconds, and compares their texts with those of one engine.
 
 # %%
 import functools
@@ -1084,11 +1097,6 @@ for request, text in zip(requests, together):
 print("the same texts as one rank:", together == alone)
 
 # %% [markdown]
-# On 1, 2 and 4 ranks the model chooses the same next byte at every place. Its logits differ in the last bits, because
-# sums in another order are rounded differently. With 4 ranks a rank receives three times as many bytes for the MLPs as
-# with 2, because one-shot reads from three ranks instead of one. Attention receives fewer bytes. But the cell repeats
-# each KV head for its two query heads before the ring, so twice as many travel as needed.
-#
 # > **The answer.** By the model of 20.1, a decode step of a 70B model takes 7.3 ms on eight H100s: 5.2 ms to read an
 # > eighth of the weights, and 2.1 ms for 160 all-reduces, 29 % of the step. Nearly all of these 2.1 ms is latency, and
 # > not the time of the bytes. So more GPUs help only while they save more reading time than their all-reduces cost.
