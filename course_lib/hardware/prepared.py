@@ -3,11 +3,14 @@
     step = prepared(decode_attention, query, keys, values, lengths, output=output, workspace=workspace, validate=False)
     step(query, keys, values, lengths)        # the same kernel, with as many checks as other memory needs
 
-A call from Python takes the host 60 to 125 µs: the launcher checks shapes, dtypes and strides, chooses tiles and
-splits, and allocates its result; Triton's own launcher then looks at each argument again, to find out which compiled
-version of the kernel it needs. None of that changes while shapes, strides and dtypes stay the same. So the call is made
-once under observation. What is kept of each launch is the compiled kernel, the grid and the arguments, and which of
-them are pointers into the inputs. A later call compares the inputs with the first ones and launches.
+A call that decides everything anew takes the host 60 to 130 µs: the launcher checks shapes, dtypes and strides, chooses
+tiles and splits, and allocates its result; Triton's own launcher then looks at each argument again, to find out which
+compiled version of the kernel it needs. None of that changes while shapes, strides and dtypes stay the same. So the
+call is made once under observation. What is kept of each launch is what the CUDA driver was given (`driver_launch`),
+and which of its pointers lie in the inputs. A later call compares the inputs with the first ones and launches: 9 µs,
+on a host that needs 7 for PyTorch's smallest addition.
+
+The course's attention does this by itself (`kept`), with a new result at each call. Here a step's buffers stay, too.
 
 A CUDA graph (`course_lib.hardware.graphs`) is cheaper still for many kernels, but its inputs may not move. Here they
 may.
@@ -15,7 +18,8 @@ may.
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from course_lib.hardware.device import interpreting
+from course_lib.hardware.driver_launch import DriverLaunch
+from course_lib.hardware.gpu_probe import DriverError
 from course_lib.hardware.graphs import NoLists
 from course_lib.hardware.meter.traffic import launches_through
 
@@ -40,57 +46,74 @@ class Place(NamedTuple):
 
 
 class Launch:
-    """A launch of one kernel, with pointers that may change."""
+    """A launch of one kernel, with pointers that may change.
 
-    def __init__(self, kernel, grid, args: tuple, settings: dict, compiled: Any, inputs: Sequence[torch.Tensor]):
-        self.kernel, self.grid, self.args, self.settings = kernel, grid, args, settings
-        # As a compiled kernel takes them: all by position, constants among them, in the order of its signature.
-        signature = inspect.signature(kernel.fn)
-        bound = signature.bind(
-            *args, **{name: value for name, value in settings.items() if name in signature.parameters}
+    sources: the tensors that may be others at a later call.
+    """
+
+    def __init__(self, seen: "Seen", sources: Sequence[torch.Tensor]):
+        self.kernel, self.grid, args, settings, self._compiled, self._ways = seen
+        self.args, self.settings = args, settings
+        named = [*enumerate(args), *settings.items()]
+        self.places = [place for name, value in named if (place := place_of(name, value, sources))]
+        self.straight: DriverLaunch | None = None  # when the driver was told of it
+
+    def go_straight(self, sources: Sequence[torch.Tensor]) -> None:
+        """From now on straight to the driver; a DriverError where that is not possible."""
+        if getattr(getattr(self._compiled, "metadata", None), "global_scratch_size", 0):
+            raise DriverError("the kernel takes memory of its own at each launch")
+        straight = DriverLaunch(
+            lambda: self.slowly(sources),
+            dependent=bool(self.settings.get("launch_pdl")),
+            cooperative=bool(self.settings.get("launch_cooperative_grid")),
         )
-        bound.apply_defaults()
-        self.flat = list(bound.arguments.values())
-        self.places = [place for number, value in enumerate(args) if (place := place_of(number, value, inputs))]
-        self.places += [place for name, value in settings.items() if (place := place_of(name, value, inputs))]
-        found = [
-            (number, place) for number, value in enumerate(self.flat) if (place := place_of(number, value, inputs))
-        ]
-        self.pointers = [(number, place.source, place.offset) for number, place in found
-                         if isinstance(place.like, torch.Tensor)]  # fmt: skip
-        # A descriptor of the copy engine is one object, whose tensor changes: (number, object, place, whether the
-        # tensor is an input as it is).
-        self.descriptors = [
-            (number, copy.copy(place.like), place, whole(place, inputs)) for number, place in found
-            if not isinstance(place.like, torch.Tensor)
-        ]  # fmt: skip
-        # Others are the call's own, which `args` and `settings` keep alive. An address is cheaper for Triton to take.
-        self.flat = [value.data_ptr() if isinstance(value, torch.Tensor) else value for value in self.flat]
-        if callable(grid):
-            grid = grid(dict(bound.arguments))
-        self.start: Any = compiled[(*grid, 1, 1)[:3]] if compiled is not None else None
+        told = {moved_address(place, sources): (place.source, place.offset) for place in self.places}
+        signature = inspect.signature(self.kernel.fn)
+        given = {name: value for name, value in self.settings.items() if name in signature.parameters}
+        arguments = signature.bind(*self.args, **given).arguments
+        found = {id(place.like): (place.source, place.offset) for place in self.places}
+        maps = [found.get(id(value)) for value in arguments.values() if hasattr(value, "block_shape")]
+        straight.follow(told, maps)
+        self.straight = straight
 
-    def slowly(self, inputs: Sequence[torch.Tensor]) -> None:
+    def let_go(self) -> None:
+        """Keep the sources' tensors no longer, only how each lay."""
+        args, settings = list(self.args), dict(self.settings)
+        for place in self.places:
+            if isinstance(place.argument, int):
+                args[place.argument] = None
+            else:
+                settings[place.argument] = None
+        self.args, self.settings = tuple(args), settings
+        self.places = [place._replace(like=without_memory(place.like)) for place in self.places]
+
+    def watched(self) -> bool:
+        """Whether somebody counts launches, who would not see one that goes straight to the driver."""
+        return ways(self.kernel, self._compiled) != self._ways
+
+    def slowly(self, sources: Sequence[torch.Tensor]) -> None:
         """Through Triton's own launcher, with tensors."""
         args, settings = list(self.args), dict(self.settings)
         for place in self.places:
-            argument, tensor = place.argument, moved(place, inputs[place.source])
+            argument, tensor = place.argument, moved(place, sources[place.source])
             if isinstance(argument, int):
                 args[argument] = tensor
             else:
                 settings[argument] = tensor
         self.kernel[self.grid](*args, **settings)
 
-    def quickly(self, inputs: Sequence[torch.Tensor], addresses: list[int], stream: int | None) -> None:
-        """Straight to the compiled kernel, with addresses."""
-        flat = self.flat
-        for number, source, offset in self.pointers:
-            flat[number] = addresses[source] + offset
-        for number, descriptor, place, is_input in self.descriptors:
-            tensor = inputs[place.source]
-            descriptor.base = tensor if is_input else moved(place._replace(like=place.like.base), tensor)
-            flat[number] = descriptor
-        self.start(*flat, stream=stream)
+
+def without_memory(like):
+    """A tensor, or the descriptor of one, that lies as this does and holds nothing."""
+    if isinstance(like, torch.Tensor):
+        return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device="meta")
+    changed = copy.copy(like)
+    changed.base = without_memory(like.base)
+    return changed
+
+
+def moved_address(place: Place, sources: Sequence[torch.Tensor]) -> int:
+    return sources[place.source].data_ptr() + place.offset
 
 
 def place_of(argument: int | str, value, inputs: Sequence[torch.Tensor]) -> Place | None:
@@ -117,11 +140,6 @@ def place_of(argument: int | str, value, inputs: Sequence[torch.Tensor]) -> Plac
     return Place(argument, sources[0], tensor.data_ptr() - inputs[sources[0]].data_ptr(), value) if sources else None
 
 
-def whole(place: Place, inputs: Sequence[torch.Tensor]) -> bool:
-    """Whether a descriptor's tensor is an input, and no view of one."""
-    return place.offset == 0 and layout(place.like.base) == layout(inputs[place.source])
-
-
 def span(tensor: torch.Tensor) -> tuple[int, int]:
     """The addresses of a tensor's first byte and of the one behind its last."""
     if tensor.numel() == 0:
@@ -145,20 +163,35 @@ def moved(place: Place, given: torch.Tensor):
 
 
 class LaunchesAlone(TorchDispatchMode):
-    """Lets a call launch kernels, allocate and make views; whatever else it does to tensors would be lost."""
+    """Sees whether a call does more to tensors than to launch kernels, allocate, and make views: that would be lost."""
 
     def __init__(self):
         super().__init__()
         self.launching = False  # the interpreter copies tensors to run a kernel
+        self.other: str | None = None
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         made = operation(*args, **(kwargs or {}))
-        if not (self.launching or allocates(operation) or views(operation, args, made)):
-            raise RuntimeError(
-                f"This call cannot be prepared: besides launching kernels it does {operation}, which would not be "
-                f"repeated. Pass {ALONE}."
-            )
+        if not (self.launching or self.other or allocates(operation) or views(operation, args, made)):
+            self.other = f"besides launching kernels it does {operation}, which would not be repeated"
         return made
+
+
+class Lists(NoLists):
+    """Sees whether a call turns a tensor into a list or an array, and lets it."""
+
+    def __init__(self):
+        super().__init__("")
+        self.other: str | None = None
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        try:
+            return super().__torch_function__(function, types, args, kwargs)
+        except RuntimeError as error:
+            if self.other or self.asleep:
+                raise
+            self.other = str(error).removeprefix(": ").removesuffix(".")
+            return function(*args, **(kwargs or {}))
 
 
 def allocates(operation) -> bool:
@@ -172,42 +205,78 @@ def views(operation, args: tuple, made) -> bool:
     return made.untyped_storage().data_ptr() in memory
 
 
+OBSERVING = threading.Lock()  # one at a time: what sees launches is everybody's
+
+
+class Seen(NamedTuple):
+    """A launch as it was made: the compiled kernel is None in the interpreter; ways: see the function."""
+
+    kernel: Any
+    grid: Any
+    args: tuple
+    settings: dict
+    compiled: Any
+    ways: tuple
+
+
+class Observed(NamedTuple):
+    """What a call did, while it was watched."""
+
+    result: Any
+    launches: list["Seen"]
+    other: str | None  # what it did besides, which a repetition of the launches would not do
+
+
+def observed(function: Callable, args: Sequence, options: Mapping) -> Observed:
+    """Make the call, and tell what it did."""
+    launches: list[Seen] = []
+    alone, lists, thread = LaunchesAlone(), Lists(), threading.get_ident()
+
+    def around(kernel, grid, args, settings, start):
+        if threading.get_ident() != thread:
+            return start()
+        alone.launching = lists.asleep = True
+        try:
+            compiled = start()
+        finally:
+            alone.launching = lists.asleep = False
+        launches.append(Seen(kernel, grid, args, settings, compiled, ()))
+        return compiled
+
+    with OBSERVING:
+        with torch.no_grad(), launches_through(around), lists, alone:
+            result = function(*args, **options)
+        seen = [launch._replace(ways=ways(launch.kernel, launch.compiled)) for launch in launches]
+    return Observed(result, seen, lists.other or alone.other)
+
+
+def ways(kernel, compiled) -> tuple:
+    """What a kernel and its compiled form are launched through; others stand there while somebody counts launches."""
+    return type(kernel).run, getattr(type(compiled), "launch_metadata", None)
+
+
 class Prepared:
     """A call that was made once, to be made again with other tensors of the same layout. Made by `prepared`.
 
     Attributes:
-        reason: why it goes through Triton's own launcher, in a sentence; None when it goes straight to the kernel.
+        reason: why it goes through Triton's own launcher, in a sentence; None when it goes straight to the driver.
     """
 
     def __init__(self, function: Callable, inputs: tuple, fixed: dict):
         self.name = getattr(function, "__name__", "the function")
-        self.reason: str | None = None
         function(*inputs, **fixed)  # compiles, tunes, and allocates what is kept between calls
-        self._launches: list[Launch] = []
-        watch, no_lists = LaunchesAlone(), NoLists(f"This call cannot be prepared (pass {ALONE})")
-
-        def around(kernel, grid, args, settings, start):
-            watch.launching = no_lists.asleep = True
-            try:
-                compiled = start()
-            finally:
-                watch.launching = no_lists.asleep = False
-            self._launches.append(Launch(kernel, grid, args, settings, compiled, inputs))
-            return compiled
-
-        with torch.no_grad(), launches_through(around), no_lists, watch:
-            self.result = function(*inputs, **fixed)
-        if not self._launches:
+        self.result, launches, other = observed(function, inputs, fixed)
+        if other:
+            raise RuntimeError(f"This call cannot be prepared: {other}. Pass {ALONE}.")
+        if not launches:
             raise RuntimeError(f"{self.name} launched no Triton kernel, so there is nothing to prepare.")
+        self._launches = [Launch(launch, inputs) for launch in launches]
         self._layouts = [layout(tensor) for tensor in inputs]
         self._aligned = [tensor.data_ptr() % ALIGNMENT == 0 for tensor in inputs]
         self._stream = None if interpreting() else torch.cuda.current_stream(inputs[0].device)
         self._handle = None if self._stream is None else self._stream.cuda_stream
         self._index = 0 if self._stream is None else self._stream.device_index
-        if interpreting():
-            self.reason = "Kernels run in Triton's interpreter here, which compiles nothing that could be kept."
-        else:
-            self._prove(inputs)
+        self.reason = go_straight(self._launches, inputs)
 
     def __call__(self, *inputs: torch.Tensor):
         """Launch with these inputs.
@@ -240,12 +309,7 @@ class Prepared:
                 f"the current stream is {torch.cuda.current_stream()}; {self.name} was prepared in {self._stream}, "
                 "and its buffers serve one stream. Prepare another one there."
             )
-        if self.reason is None:
-            for launch in self._launches:
-                launch.quickly(inputs, addresses, self._handle)
-        else:
-            for launch in self._launches:
-                launch.slowly(inputs)
+        repeat(self._launches, inputs, addresses, self._handle)
         return self.result
 
     def _refuse(self, number: int, tensor: torch.Tensor) -> None:
@@ -260,28 +324,33 @@ class Prepared:
             "was prepared for one that does not. Prepare another one, or clone the tensor."
         )
 
-    def _prove(self, inputs: tuple) -> None:
-        """Whether the short way gives the very bits of the usual one; where it does not, the usual one is taken."""
-        results = [part for part in tree_flatten(self.result)[0] if isinstance(part, torch.Tensor)]
-        wanted = [result.clone() for result in results]
-        for result in results:
-            result.fill_(-7.0)
-        try:
-            self(*inputs)
-            right = all(map(same_bits, results, wanted))
-            self.reason = None if right else "The kernel gave another result when it was called directly."
-        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-            self.reason = f"This Triton's compiled kernels are called in another way: {type(error).__name__}: {error}"
-        if self.reason is not None:
-            self(*inputs)
+
+def go_straight(launches: Sequence[Launch], sources: Sequence[torch.Tensor]) -> str | None:
+    """Have all launches go to the driver from now on; where one cannot, none does, and the reason is returned."""
+    if interpreting():
+        return "Kernels run in Triton's interpreter here, which compiles nothing that could be kept."
+    try:
+        for launch in launches:
+            launch.go_straight(sources)
+    except DriverError as error:
+        for launch in launches:
+            launch.straight = None
+        return f"The driver was not told of this launch: {error}."
+    return None
+
+
+def repeat(launches: Sequence[Launch], sources: Sequence[torch.Tensor], addresses: list[int], stream: int | None):
+    """Make the launches again, with these tensors at these addresses."""
+    watched = launches[0].watched()
+    for launch in launches:
+        if stream is None or launch.straight is None or watched:
+            launch.slowly(sources)
+        else:
+            launch.straight.start(addresses, stream)
 
 
 def layout(tensor: torch.Tensor) -> tuple:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
 def prepared(function: Callable, *inputs: torch.Tensor, **fixed) -> Prepared:
@@ -295,8 +364,8 @@ def prepared(function: Callable, *inputs: torch.Tensor, **fixed) -> Prepared:
 
     Returns an object to be called with as many tensors; it keeps the first ones alive. Results always lie in the same
     memory, as do buffers of the call's own, so calls belong to one stream, one after another. The function is called
-    twice, and on a GPU what was prepared once, to see that it gives the same bits. Raises a RuntimeError, which says
-    why, for a function that does more than launch kernels, and the function's own errors.
+    twice. Raises a RuntimeError, which says why, for a function that does more than launch kernels, and the function's
+    own errors.
     """
     for number, tensor in enumerate(inputs):
         if not isinstance(tensor, torch.Tensor):

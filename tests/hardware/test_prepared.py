@@ -4,18 +4,15 @@ Here kernels are interpreted, so a repeated call goes through Triton's launcher 
 once through a stand-in for the compiled kernel, to see that it is given the right addresses.
 """
 
-import ctypes
 import math
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 
 from course_lib.bench import launches
-from course_lib.hardware import prepared as module
 from course_lib.hardware.meter.traffic import repair_interpreter
 from course_lib.hardware.prepared import prepared
 from course_lib.kernels.attention.operator import attention
@@ -119,28 +116,6 @@ def test_a_view_moves_with_its_input():
     assert torch.equal(step(other), other[3:15] * 2)
 
 
-def test_the_compiled_kernel_gets_constants_by_position_and_addresses_of_what_it_is_given(monkeypatch):
-    """A stand-in for Triton's compiled kernel, which reads and writes at the addresses."""
-    given = []
-
-    class Compiled:
-        def __getitem__(self, grid):
-            def run(x, output, length, factor, block, *, stream):
-                given.append((grid, length, factor, block, stream))
-                source = np.ctypeslib.as_array((ctypes.c_float * length).from_address(x))
-                target = np.ctypeslib.as_array((ctypes.c_float * length).from_address(output))
-                target[:] = source * factor
-
-            return run
-
-    x, other = aligned(20), aligned(20)
-    step = prepared(scaled, x, part=slice(3, 15))
-    (launch,) = step._launches
-    quick = module.Launch(launch.kernel, launch.grid, launch.args, launch.settings, Compiled(), [x])
-    quick.quickly([other], [other.data_ptr()], 17)
-    assert given == [((3, 1, 1), 12, 2.0, 4, 17)] and torch.equal(step.result, other[3:15] * 2)
-
-
 @pytest.mark.parametrize(
     "change, words",
     [
@@ -224,5 +199,5 @@ def test_the_benchmark_measures_the_python_of_a_call_and_says_what_it_cannot(cap
         if line.startswith("  "):
             way, number = line.split("–")[0].rsplit(maxsplit=1)
             python.setdefault(way.strip(), []).append(float(number))
-    assert len(python["called"]) == len(python["prepared"]) == 2
-    assert all(2 * short < whole for short, whole in zip(python["prepared"], python["called"]))
+    assert len(python["decided anew"]) == len(python["prepared"]) == 2
+    assert all(2 * short < whole for short, whole in zip(python["prepared"], python["decided anew"]))

@@ -11,6 +11,7 @@ the portable kernel a NaN or an infinity in a value that a mask hides stays hidd
 of the same tile.
 """
 
+from course_lib.hardware.kept import kept
 from course_lib.kernels.attention.backward import flash_attention_backward
 from course_lib.kernels.attention.flash import flash_attention
 from course_lib.kernels.attention.flash_tma import flash_attention_tma, tma_takes
@@ -54,6 +55,7 @@ def choose_backward(query, key, value, *, causal=False, window=None, scale=None)
     return Choice("portable", refusal.reason)
 
 
+@kept
 def forward(query, key, value, *, causal=False, window=None, scale=None, sink=None, return_lse=False):
     """What `operator.attention` returns, by the kernel that `choose` names; autograd sees nothing of it."""
     options = {"causal": causal, "window": window, "scale": scale, "sink": sink}

@@ -42,10 +42,10 @@ def attention(query, key, value, *, causal=False, window=None, scale=None, sink=
     """
     inputs = query, key, value
     if not torch.compiler.is_compiling():
-        check_attention_inputs(*inputs, window=window, scale=scale, sink=sink)
-        differentiable = inputs if sink is None else (*inputs, sink)
-        if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in differentiable)):
+        differentiable = any(getattr(tensor, "requires_grad", False) for tensor in (*inputs, sink))
+        if not (differentiable and torch.is_grad_enabled()):
             return forward(*inputs, causal=causal, window=window, scale=scale, sink=sink, return_lse=return_lse)
+        check_attention_inputs(*inputs, window=window, scale=scale, sink=sink)
     output, log_sum_exp = attention_operator(*inputs, causal, window, scale, sink)
     return (output, log_sum_exp) if return_lse else output
 

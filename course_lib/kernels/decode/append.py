@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
+from course_lib.hardware.kept import kept
 from course_lib.kernels.common.cache_checks import check_indices
 from course_lib.kernels.common.checks import check_rows, check_same, check_tensor, integer_view
 
@@ -90,6 +91,7 @@ def append_to_pages_kernel(
               inside, HEAD_DIM, BLOCK_D)  # fmt: skip
 
 
+@kept
 def append_to_cache(key, value, key_cache, value_cache, positions, *, validate=True) -> None:
     """Write new tokens into a contiguous cache, in place, each sequence at its own position.
 
@@ -121,6 +123,7 @@ def append_to_cache(key, value, key_cache, value_cache, positions, *, validate=T
     )  # fmt: skip
 
 
+@kept
 def append_to_pages(key, value, key_pages, value_pages, slot_mapping, *, validate=True) -> None:
     """Write new tokens into pages, in place, each at its own slot.
 

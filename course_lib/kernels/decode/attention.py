@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
+from course_lib.hardware.kept import kept
 from course_lib.kernels.common.attention_checks import check_sink, check_window
 from course_lib.kernels.common.cache_checks import (
     check_indices,
@@ -82,6 +83,7 @@ def decode_attention_kernel(
                  HEAD_DIM, GROUP_ROWS, sink_pointer)  # fmt: skip
 
 
+@kept
 def decode_attention(
     query,
     key_cache,

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
+from course_lib.hardware.kept import kept
 from course_lib.kernels.common.attention_checks import check_sink, check_window
 from course_lib.kernels.common.cache_checks import (
     check_indices,
@@ -92,6 +93,7 @@ def paged_decode_kernel(
                  HEAD_DIM, GROUP_ROWS, sink_pointer)  # fmt: skip
 
 
+@kept
 def paged_decode_attention(
     query,
     key_pages,
