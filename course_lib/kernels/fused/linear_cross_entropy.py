@@ -4,8 +4,8 @@
     loss   = cross-entropy of each row                 as in `cross_entropy`
     hidden_gradient = logits_gradient · weight,    weight_gradient = Σ over chunks of logits_gradientᵀ · hidden
 
-Llama 3's vocabulary has 128,256 tokens. The logits of 16,384 tokens are 4.2 GB in 16 bits, and their gradient as much;
-those of a chunk of 2048 rows are 0.5 GB. Its gradient is written over it (`cross_entropy_forward_backward_`), used in
+Llama 3's vocabulary has 128,256 tokens. The logits of 65,536 tokens are 16.8 GB in 16 bits, and their gradient as much;
+those of a chunk of 8192 rows are 2.1 GB. Its gradient is written over it (`cross_entropy_forward_backward_`), used in
 two products, and forgotten.
 
                                    matrix products    largest tensor beside the arguments
@@ -14,16 +14,18 @@ two products, and forgotten.
     by chunks, as an operator             4           the same; the backward pass computes the logits again
 
 So this saves memory, not time: each product is 2 · tokens · hidden · vocabulary FLOPs, and the sum of the weight's
-gradient is read and written for every chunk. That is 8 bytes of traffic an element of the weight for each chunk, if the
-product adds to it, and 12 if it is added after: at 250 FLOP/byte, 333 or 500 / rows of the products' time. On an H100,
-8192 tokens of 4096 numbers took 117 ms in chunks of 261 rows, whose logits are as large as the hidden states, and added
-after; 48.6 ms in chunks of 2048, and 43.1 ms added inside. The layer and then the loss took 42.6. The operator needs
+gradient is read and written for every chunk but the first, which writes it. That is 8 bytes of traffic an element of
+the weight for each chunk, if the product adds to it, and 12 if it is added after: at 250 FLOP/byte, 333 or 500 / rows
+of the products' time. On an H100, 8192 tokens of 4096 numbers took 117 ms in chunks of 261 rows, whose logits are as
+large as the hidden states, and added after; 48.6 ms in chunks of 2048, and 43.1 ms added inside. The layer and then the
+loss took 42.6. On an H200 the same tokens took 42.8 ms in chunks of 2048, 41.3 in chunks of 4096 and 40.7 in one, and
+torch.compile 41.2. So a chunk is as large as the weight's gradient allows, beside which it lives. The operator needs
 the fourth product because its backward pass learns what each loss counts for only after the forward pass has forgotten
 the logits. Where that is known beforehand, 1 / (targets that count) for a mean, `linear_cross_entropy_forward_backward`
 does without it.
 
-The weight's gradient is a sum over chunks. In 16 bits it is kept in float32, so that late chunks are not rounded away;
-on a CPU a chunk's own product is rounded to 16 bits once.
+The weight's gradient is a sum over chunks. Where there are several it is kept in float32, so that late chunks are not
+rounded away; on a CPU a chunk's own product is rounded to 16 bits once.
 
 Sources: Hsu et al., Liger Kernel, arXiv 2410.10989, section 3 (chunks). Wijmans et al., Cut your losses, arXiv
 2411.09009, which keeps not even a chunk.
@@ -42,7 +44,7 @@ from course_lib.kernels.fused.cross_entropy import (
     cross_entropy_reference,
 )
 
-LEAST_ROWS = 2048  # of a chunk: with fewer its products wait for the weight's gradient
+LEAST_ROWS = 2048  # of a chunk: with fewer its products wait for the weight, or for the weight's gradient
 
 
 def linear_cross_entropy_reference(hidden, weight, targets, ignore_index=IGNORE_INDEX):
@@ -90,8 +92,10 @@ def linear_cross_entropy_forward_backward(
     """(losses, hidden gradient, weight gradient), with three matrix products.
 
     Args:
-        hidden, weight, targets, ignore_index, validate, chunk_rows: as for `linear_cross_entropy_forward`.
+        hidden, weight, targets, ignore_index, validate: as for `linear_cross_entropy_forward`.
         loss_gradient: float32, of targets' shape and of any strides: what each loss counts for.
+        chunk_rows: as there, but None stands for as many as make logits of the size of the weight's gradient in
+            float32, and at least LEAST_ROWS.
 
     Returns losses float32 [...], and contiguous tensors of the shapes and dtypes of hidden and weight. An ignored token
     has no loss, a hidden gradient of zeros, and no part in the weight's.
@@ -99,22 +103,38 @@ def linear_cross_entropy_forward_backward(
     Raises:
         ValueError: an argument is not as above; the message names it.
     """
+    given_rows = chunk_rows
     rows, flat_targets, chunk_rows = check_arguments(hidden, weight, targets, ignore_index, validate, chunk_rows)
+    if given_rows is None:
+        chunk_rows = max(LEAST_ROWS, 4 * rows.shape[1] // hidden.element_size())
     scales = check_loss_gradient(loss_gradient, targets)
     losses = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
     hidden_gradient = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
-    weight_gradient = torch.zeros(weight.shape, dtype=torch.float32, device=hidden.device)
+    summed_in = torch.float32 if len(rows) > chunk_rows else weight.dtype
+    weight_gradient = torch.empty(weight.shape, dtype=summed_in, device=hidden.device)
     tensors = rows, flat_targets, scales, losses.view(-1), hidden_gradient.view(rows.shape)
-    for chunk, chunk_targets, chunk_scales, chunk_losses, chunk_gradient in zip(
-        *(tensor.split(chunk_rows) for tensor in tensors)
-    ):
+    chunks = zip(*(tensor.split(chunk_rows) for tensor in tensors))
+    for number, (chunk, chunk_targets, chunk_scales, chunk_losses, chunk_gradient) in enumerate(chunks):
         logits = chunk @ weight.t()  # [at most chunk_rows, vocabulary]
         found = cross_entropy_forward_backward_(logits, chunk_targets, chunk_scales, ignore_index, validate=False)
         chunk_losses.copy_(found)
         torch.mm(logits, weight, out=chunk_gradient)  # of the logits, which now hold their gradient
-        add_product_(weight_gradient, logits.t(), chunk)
+        if number == 0:
+            write_product_(weight_gradient, logits.t(), chunk)
+        else:
+            add_product_(weight_gradient, logits.t(), chunk)
         del logits  # or the next chunk's would live beside them
     return losses, hidden_gradient, weight_gradient.to(weight.dtype)
+
+
+def write_product_(total, left, right) -> None:
+    """total = left · right, float32 or of their dtype."""
+    if left.dtype == total.dtype:
+        torch.mm(left, right, out=total)
+    elif total.is_cuda:
+        torch.mm(left, right, out_dtype=total.dtype, out=total)
+    else:
+        total.copy_(left @ right)
 
 
 def add_product_(total, left, right) -> None:

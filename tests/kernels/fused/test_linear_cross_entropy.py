@@ -7,6 +7,7 @@ from torch.autograd.gradcheck import GradcheckError
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib.hardware.device import interpreting
+from course_lib.kernels.fused import linear_cross_entropy as linear_cross_entropy_module
 from course_lib.kernels.fused import linear_cross_entropy_operators
 from course_lib.kernels.fused.linear_cross_entropy import (
     check_arguments,
@@ -131,6 +132,22 @@ def test_no_tensor_of_tokens_times_vocabulary_lives():
 def test_a_chunk_is_chosen_whose_logits_have_the_size_of_hidden_and_no_fewer_than_2048_rows(width, rows):
     hidden, weight, targets, _ = inputs(5000, width, 100)
     assert check_arguments(hidden, weight, targets, -100, False, None)[2] == rows
+
+
+@pytest.mark.parametrize(
+    "dtype, width, rows", [(torch.float32, 2100, 2100), (torch.float16, 1100, 2200), (torch.float32, 5, 2048)]
+)
+def test_with_a_gradient_a_chunk_has_logits_of_the_size_of_the_weights_gradient(monkeypatch, dtype, width, rows):
+    """In float32, which it has while chunks are added up; both live at a time, and nothing larger has to."""
+    seen = []
+
+    def looked_at(logits, *rest, **options):
+        seen.append(logits.shape[0])
+        return torch.zeros(logits.shape[0])
+
+    monkeypatch.setattr(linear_cross_entropy_module, "cross_entropy_forward_backward_", looked_at)
+    linear_cross_entropy_forward_backward(*inputs(2300, width, 7, dtype), validate=False)
+    assert seen == [rows, 2300 - rows]
 
 
 def test_late_chunks_are_not_rounded_away_in_16_bits():
