@@ -6,13 +6,26 @@ tiles of rows of one sequence run side by side, and the second finds the keys in
 
 A program is 64 rows and one split of the keys. Where there are splits, their parts are merged by a second kernel.
 
-Measured on an H100 in bf16, pages of 64 tokens, beside FlashInfer 0.7.2's "fa3" in turns, batch × heads × context:
-1 × 128 × 32k 38 µs (47), 16 × 128 × 8k 438 TFLOP/s (430), 64 × 128 × 4k 504 (507), 128 × 128 × 4k 516 (523),
-64 × 16 × 8k 2.74 TB/s (2.71). Of the 283 µs of 128 × 128 × 4k, copies alone take 235, all but the copies 249: a block's
-buffer is free after its last product only, and its successor's copy must hide behind one other block. Tried and slower:
-fetching blocks into the L2 cache ahead of their copies (by a quarter), scores asked for before the other group's
-product (even to 3 % slower), the own product put off until the other group has its scores (4 % slower, though without
-copies 5 % faster), a part of the queries kept in registers (even).
+Measured on an H100 in bf16, pages of 64 tokens, beside FlashInfer 0.7.2's "fa3" in turns, batch × heads × context, when
+the maximum did not yet go ahead of the weights: 1 × 128 × 32k 38 µs (47), 16 × 128 × 8k 438 TFLOP/s (430),
+64 × 128 × 4k 504 (507), 128 × 128 × 4k 516 (523), 64 × 16 × 8k 2.74 TB/s (2.71).
+An H200 multiplies as fast and reads 4.2 TB/s. There 64 × 128 × 4k takes 138 µs, and 128 sequences with 128 heads 100 µs
+at 1,151 tokens, 264 at 4k (553 TFLOP/s) and 1,978 at 32k (591). With the scores of both groups behind the other group's
+product, the last two took 270 and 2,110; with the right group's first, 1,151 tokens took 102: see `scores_first`.
+
+A block of 64 keys takes 3,250 cycles on the H200 at 128 × 128 × 4k. The matrix units have work for 2,176 of them, and
+shared memory, at 128 bytes a cycle, for 2,370: 1,152 for scores, whose operands it cannot bring faster than they are
+multiplied, 640 for the output, 576 for the copies. In about 700 cycles of a softmax the matrix units wait, since both
+buffers are taken: a block's is free after its last product only. Copies alone take 184 of the 266 µs, 92 from the L2
+cache; all but the copies 256.
+
+Tried on the H200 and slower: both groups' scores first (by a fifth, since the next copies begin late), one wait for all
+chunks of a block (3 %), programs that go on to a second tile (1 to 6 %), the own block's weights from registers (even
+to 3 %). Even at 4k: two chunks of the right group's scores first; a third warp group for scores and softmax alone, its
+programs going on to a second tile (1,151 tokens took 97 µs with it, 32k 2,200).
+On an H100, whose copies alone take 235 of 283 µs: fetching blocks into the L2 cache ahead of their copies (slower by a
+quarter), the own product put off until the other group has its scores (4 % slower), a part of the queries kept in
+registers (even).
 Sources: DeepSeek-AI, DeepSeek-V2, arXiv 2405.04434 (the attention); the FlashMLA project's deep dive of April 2025
 (the output shared between two warp groups, which it calls a seesaw).
 """
@@ -105,17 +118,30 @@ def launch(query, cache, tables, lengths, scale, causal, splits, return_lse, out
         partial_outputs = torch.empty(splits, batch, rows, VALUE_DIM, dtype=torch.float32, device=query.device)
         partial_lses = torch.empty(splits, batch, rows, dtype=torch.float32, device=query.device)
     chunk = CHUNK_COLUMNS
+    pairs = -(-capacity // (2 * ROWS.value)) // splits
     # Without a causal mask all rows see what the last token sees: as if they were one token's.
     heads_of_token, masked_tokens = (heads, tokens) if causal else (rows, 1)
     latent_decode_hopper_kernel[(row_tiles, splits, batch)](
         descriptor(packed, chunk), descriptor(packed, ROPE_DIM), descriptor(cache, chunk), descriptor(cache, ROPE_DIM),
         tables, 0 if tables is None else tables.stride(0), lengths, partial_outputs, partial_lses,
         rows, heads_of_token, masked_tokens, cache.shape[1], scale * LOG2_E.value,
-        CHUNK=chunk, num_warps=4, maxnreg=REGISTERS_AT_START,
+        CHUNK=chunk, SCORES_FIRST=scores_first(row_tiles, pairs), num_warps=4, maxnreg=REGISTERS_AT_START,
     )  # fmt: skip
     if splits > 1:
         merge_latent_splits(partial_outputs.view(splits, -1, VALUE_DIM), partial_lses.view(splits, -1), output, lse)
     return (output, lse) if return_lse else output
+
+
+def scores_first(row_tiles: int, pairs: int) -> bool:
+    """Whether the right group asks for its scores before it multiplies by the left group's block.
+
+    It then has them when the left group has its maximum, but the first pair of a program takes longer. Measured on an
+    H200 with two tiles of rows: 9 pairs of blocks 2 % slower, 32 even to 2 % faster, 256 pairs 6 % faster.
+    """
+    return row_tiles > 1 and pairs >= SCORES_FIRST_PAIRS
+
+
+SCORES_FIRST_PAIRS = 32
 
 
 @functools.cache

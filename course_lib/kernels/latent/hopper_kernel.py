@@ -9,7 +9,7 @@ pairs, one for each group:
     output      each group multiplies the weights of both blocks with its half of their latents
 
 The maximum of a row passes from block to block, and so from group to group: each begins its softmax where the other
-ended. While one takes exponentials, the other's products keep the matrix units busy.
+ended. It goes ahead of the weights, so that the other group rescales its output while they are computed.
 
 In shared memory, of 227 KB: queries 72 KB, two blocks of keys 144 KB. Weights take no more: a block's lie where its
 rotary part was, as scores are all that needed that. A half of a block is free when its group has multiplied with it;
@@ -39,10 +39,13 @@ from course_lib.kernels.latent.hopper_parts import (
     clear_tail,
     hide_scores,
     keys_of_split,
-    publish,
+    publish_state,
+    publish_weights,
+    raise_maximum,
     read_state,
+    rescale_output,
     rescale_sum,
-    weigh,
+    wait_for_weights,
 )
 
 
@@ -97,15 +100,6 @@ def produce(descriptors, queries, keys, barriers, paging, sizes):
 
 
 @gluon.jit
-def own_softmax(scores, running_max, running_sum, keys, exchange, scale_log2, GROUP: gl.constexpr):
-    """Weighs and publishes the group's own block; returns the factor for earlier work [64], and the new state."""
-    states, published = exchange
-    weights, rescale, running_max, running_sum = weigh(scores, running_max, running_sum, scale_log2)
-    publish(weights, rescale, running_max, keys[1], states, published, GROUP)
-    return rescale, running_max, running_sum
-
-
-@gluon.jit
 def mask_block(scores, first_key, sizes, seen_end):
     """Scores [64, 64] of the block that begins at first_key, with minus infinity where a row does not see the key."""
     _batch_index, _row_tile, _first_key, end_key, _pairs, _rows, _heads, tokens, length = sizes
@@ -121,17 +115,55 @@ def clear_block(tiles, first_key, end_key, BLOCK: gl.constexpr, GROUP: gl.conste
 
 
 @gluon.jit
-def consume(outputs, queries, keys, tiles, exchange, barriers, sums, sizes, scale_log2, GROUP: gl.constexpr):
+def take_other_state(running_sum, accumulator, exchange, pair, GROUP: gl.constexpr):
+    """Waits for what the other group found out about its block, and rescales by it while the weights are computed."""
+    running_max, rescale = read_state(exchange, pair, 1 - GROUP)
+    running_sum = rescale_sum(running_sum, rescale)
+    accumulator = rescale_output(accumulator, rescale)
+    wait_for_weights(exchange, pair, 1 - GROUP)
+    return running_max, running_sum, accumulator
+
+
+@gluon.jit
+def own_block(scores, block_key, softmax_state, keys, tiles, exchange, half_free, sizes, seen_end, scale_log2,
+              GROUP: gl.constexpr, OTHER_RUNS: gl.constexpr):  # fmt: skip
+    """The softmax state after the group's own block: weighed, published, and multiplied with the own half of it.
+
+    OTHER_RUNS: the product with the other group's block was asked for, and runs during the softmax.
+    """
+    running_max, running_sum, accumulator = softmax_state
+    _batch_index, _row_tile, _first_key, end_key, _pairs, _rows, _heads, _tokens, _length = sizes
+    scores = mask_block(scores, block_key, sizes, seen_end)
+    running_max, reference, rescale = raise_maximum(scores, running_max, scale_log2)
+    publish_state(running_max, rescale, exchange, GROUP)
+    weights = gl.exp2(scores * scale_log2 - gl.expand_dims(reference, 1))
+    running_sum = rescale_sum(running_sum, rescale) + sum_by_thread(weights)
+    publish_weights(weights, keys[1], exchange, GROUP)
+    clear_block(tiles, block_key, end_key, GROUP, GROUP)
+    if OTHER_RUNS:
+        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+        mbarrier.arrive(half_free.index(2 * (1 - GROUP) + GROUP), count=1)
+    accumulator = rescale_output(accumulator, rescale)
+    accumulator = add_output(accumulator, keys[1], tiles, GROUP, GROUP)
+    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+    mbarrier.arrive(half_free.index(2 * GROUP + GROUP), count=1)
+    return running_max, running_sum, accumulator
+
+
+@gluon.jit
+def consume(outputs, queries, keys, tiles, exchange, barriers, sums, sizes, scale_log2, GROUP: gl.constexpr,
+            SCORES_FIRST: gl.constexpr):  # fmt: skip
     """A warp group: the scores of every second block, and half of the output's columns for all blocks.
 
     Each turn begins with the block before its own, the other group's: that product frees a half for the copy engine.
-    The own block's scores stand behind it in the matrix units' queue.
+    The own block's scores stand behind it in the matrix units' queue; or, with SCORES_FIRST, before it in the right
+    group's, which so has them when the left group has its maximum.
     """
-    query_ready, key_ready, half_free, published, sums_ready = barriers
-    states, _published = exchange
+    query_ready, key_ready, half_free, _published, sums_ready = barriers
     _batch_index, row_tile, first_key, end_key, pairs, _rows, heads, tokens, length = sizes
     CHUNKS: gl.constexpr = queries[0].shape[0] + 1
     OTHER: gl.constexpr = 1 - GROUP
+    FIRST: gl.constexpr = SCORES_FIRST and GROUP == 1
     row = row_tile * ROWS + gl.arange(0, ROWS, layout=SCORE_ROWS)
     seen_end = gl.minimum(length - tokens + row // heads + 1, end_key)  # [64]
     running_max = gl.full([ROWS], float("-inf"), gl.float32, SCORE_ROWS)
@@ -144,41 +176,38 @@ def consume(outputs, queries, keys, tiles, exchange, barriers, sums, sizes, scal
     if GROUP == 0:  # the first block of all has none before it
         scores = add_scores(empty, queries, keys, key_ready, 0, GROUP, 0, CHUNKS)
         scores = warpgroup_mma_wait(0, deps=[scores])
-        scores = mask_block(scores, first_key, sizes, seen_end)
-        rescale, running_max, running_sum = own_softmax(
-            scores, running_max, running_sum, keys, exchange, scale_log2, GROUP
-        )
-        clear_block(tiles, first_key, end_key, GROUP, GROUP)
-        accumulator = add_output(accumulator, rescale, keys, tiles, GROUP, GROUP)
-        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-        mbarrier.arrive(half_free.index(2 * GROUP + GROUP), count=1)
+        running_max, running_sum, accumulator = own_block(
+            scores, first_key, (running_max, running_sum, accumulator), keys, tiles, exchange, half_free, sizes,
+            seen_end, scale_log2, GROUP, False,
+        )  # fmt: skip
         begin = 1
     for pair in range(begin, pairs):
         block_key = first_key + (2 * pair + GROUP) * ROWS
-        running_max, rescale = read_state(states, published, pair - 1 + GROUP, OTHER)
-        running_sum = rescale_sum(running_sum, rescale)
+        scores = empty
+        if FIRST:
+            scores = add_scores(scores, queries, keys, key_ready, pair, GROUP, 0, CHUNKS)
+        running_max, running_sum, accumulator = take_other_state(
+            running_sum, accumulator, exchange, pair - 1 + GROUP, GROUP
+        )
         if GROUP == 1:
             clear_block(tiles, block_key - ROWS, end_key, OTHER, GROUP)
-        accumulator = add_output(accumulator, rescale, keys, tiles, OTHER, GROUP)
-        scores = add_scores(empty, queries, keys, key_ready, pair, GROUP, 0, 1)
-        accumulator = warpgroup_mma_wait(1, deps=[accumulator])  # the scores' first chunk may still run
-        mbarrier.arrive(half_free.index(2 * OTHER + GROUP), count=1)
-
-        scores = add_scores(scores, queries, keys, key_ready, pair, GROUP, 1, CHUNKS)
-        scores = warpgroup_mma_wait(0, deps=[scores])
-        scores = mask_block(scores, block_key, sizes, seen_end)
-        rescale, running_max, running_sum = own_softmax(
-            scores, running_max, running_sum, keys, exchange, scale_log2, GROUP
-        )
-        clear_block(tiles, block_key, end_key, GROUP, GROUP)
-        accumulator = add_output(accumulator, rescale, keys, tiles, GROUP, GROUP)
-        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-        mbarrier.arrive(half_free.index(2 * GROUP + GROUP), count=1)
+        accumulator = add_output(accumulator, keys[1], tiles, OTHER, GROUP)
+        if FIRST:
+            scores = warpgroup_mma_wait(1, deps=[scores])  # the other block's product may still run
+        else:
+            scores = add_scores(scores, queries, keys, key_ready, pair, GROUP, 0, 1)
+            accumulator = warpgroup_mma_wait(1, deps=[accumulator])  # the scores' first chunk may still run
+            mbarrier.arrive(half_free.index(2 * OTHER + GROUP), count=1)
+            scores = add_scores(scores, queries, keys, key_ready, pair, GROUP, 1, CHUNKS)
+            scores = warpgroup_mma_wait(0, deps=[scores])
+        running_max, running_sum, accumulator = own_block(
+            scores, block_key, (running_max, running_sum, accumulator), keys, tiles, exchange, half_free, sizes,
+            seen_end, scale_log2, GROUP, FIRST,
+        )  # fmt: skip
     if GROUP == 0:  # the last block of all is the other group's
-        running_max, rescale = read_state(states, published, pairs - 1, OTHER)
-        running_sum = rescale_sum(running_sum, rescale)
+        running_max, running_sum, accumulator = take_other_state(running_sum, accumulator, exchange, pairs - 1, GROUP)
         clear_block(tiles, first_key + (2 * pairs - 1) * ROWS, end_key, OTHER, GROUP)
-        accumulator = add_output(accumulator, rescale, keys, tiles, OTHER, GROUP)
+        accumulator = add_output(accumulator, keys[1], tiles, OTHER, GROUP)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
 
     own_sum = gl.convert_layout(gl.sum(running_sum, axis=1), SCORE_ROWS)  # [64], of this group's blocks
@@ -212,7 +241,7 @@ SIZES = ("rows", "heads", "tokens", "page_size")
 @gluon.jit(do_not_specialize=SIZES)
 def latent_decode_hopper_kernel(
     query_latent, query_rotary, key_latent, key_rotary, table_pointer, table_stride, lengths, output_pointer,
-    lse_pointer, rows, heads, tokens, page_size, scale_log2, CHUNK: gl.constexpr,
+    lse_pointer, rows, heads, tokens, page_size, scale_log2, CHUNK: gl.constexpr, SCORES_FIRST: gl.constexpr,
 ):  # fmt: skip
     """One program: 64 rows of one sequence's queries against one split of its keys."""
     dtype: gl.constexpr = query_latent.dtype
@@ -221,11 +250,13 @@ def latent_decode_hopper_kernel(
     query_rope = gl.allocate_shared_memory(dtype, [1, 1, ROWS, ROPE], BOX)
     tiles = gl.allocate_shared_memory(dtype, [4, ROWS, HALF], TILE)  # block 0's halves, block 1's halves
     key_rope = gl.allocate_shared_memory(dtype, [2, 1, ROWS, ROPE], BOX)
-    states = gl.allocate_shared_memory(gl.float32, [4, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    maxima = gl.allocate_shared_memory(gl.float32, [2, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    factors = gl.allocate_shared_memory(gl.float32, [2, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     sums = gl.allocate_shared_memory(gl.float32, [2, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     query_ready = new_barriers(1, 1).index(0)
     key_ready = new_barriers(2 * (CHUNKS + 1), 1)
     half_free = new_barriers(4, 1)
+    state_ready = new_barriers(2, 1)
     published = new_barriers(2, 1)
     sums_ready = new_barriers(2, 1)
     fence_async_shared()
@@ -243,12 +274,12 @@ def latent_decode_hopper_kernel(
     queries = boxes_of(query_tiles, CHUNK), query_rope
     keys = boxes_of(tiles, CHUNK), key_rope
     barriers = query_ready, key_ready, half_free, published, sums_ready
-    exchange = states, published
+    exchange = maxima, factors, state_ready, published
     outputs = output_pointer, lse_pointer, output_row
     descriptors = query_latent, query_rotary, key_latent, key_rotary
     gl.warp_specialize([
-        (consume, (outputs, queries, keys, tiles, exchange, barriers, sums, sizes, scale_log2, 0)),
-        (consume, (outputs, queries, keys, tiles, exchange, barriers, sums, sizes, scale_log2, 1)),
+        (consume, (outputs, queries, keys, tiles, exchange, barriers, sums, sizes, scale_log2, 0, SCORES_FIRST)),
+        (consume, (outputs, queries, keys, tiles, exchange, barriers, sums, sizes, scale_log2, 1, SCORES_FIRST)),
         (produce, (descriptors, queries, keys, barriers, paging, sizes)),
     ], [4, 1], [240, 24])  # fmt: skip
 
@@ -262,14 +293,15 @@ def descriptor_type(kind: str, columns: int) -> str:
 
 
 def compile_cases() -> list[CompileCase]:
-    """What ships, for the compile gate: pages, with splits; and a contiguous cache in float16, with none."""
+    """What ships, for the compile gate: pages, with splits; a contiguous cache in float16, with none; either order."""
     return [
-        compile_case("bf16", "*i32", "*fp32", "*fp32"),
-        compile_case("fp16", None, "*fp16", None),
+        compile_case("bf16", "*i32", "*fp32", "*fp32", scores_first=False),
+        compile_case("bf16", "*i32", "*bf16", None, scores_first=True),
+        compile_case("fp16", None, "*fp16", None, scores_first=False),
     ]
 
 
-def compile_case(kind, table, output, lse) -> CompileCase:
+def compile_case(kind, table, output, lse, scores_first) -> CompileCase:
     box = descriptor_type(kind, CHUNK_COLUMNS)
     rotary = descriptor_type(kind, ROPE.value)
     types = {
@@ -278,8 +310,11 @@ def compile_case(kind, table, output, lse) -> CompileCase:
     } | dict.fromkeys(SIZES, "i32")  # fmt: skip
     pointers = {"table_pointer": table, "lse_pointer": lse}
     types |= {name: pointer for name, pointer in pointers.items() if pointer}
-    constants = {name: None for name, pointer in pointers.items() if pointer is None} | {"CHUNK": CHUNK_COLUMNS}
+    constants: dict[str, object] = {name: None for name, pointer in pointers.items() if pointer is None}
+    constants |= {"CHUNK": CHUNK_COLUMNS, "SCORES_FIRST": scores_first}
     return CompileCase(
         latent_decode_hopper_kernel, types, constants, num_warps=4, archs=(90,), instruction="wgmma",
-        options={"maxnreg": REGISTERS_AT_START}, label=f"{kind} {'paged' if table else 'contiguous'}",
+        options={"maxnreg": REGISTERS_AT_START},
+        max_spill_bytes=24 if scores_first else 0,  # with Triton 3.9; 3.6 spills nothing
+        label=f"{kind} {'paged' if table else 'contiguous'}{', scores first' if scores_first else ''}",
     )  # fmt: skip

@@ -6,7 +6,7 @@ of the first chunk can begin while the others are on their way.
 """
 
 from course_lib.kernels.gluon.names import fence_async_shared, gl, gluon, mbarrier, reinterpret, warpgroup_mma
-from course_lib.kernels.gluon.parts import row_max, sum_by_thread, unknown
+from course_lib.kernels.gluon.parts import row_max, unknown
 
 ROWS = gl.constexpr(64)  # of a tile of queries, and of a block of keys: what one warp group multiplies at a time
 HALF = gl.constexpr(256)  # columns of the output that a warp group holds
@@ -84,17 +84,14 @@ def hide_scores(scores, first_key, seen_end):
 
 
 @gluon.jit
-def weigh(scores, running_max, running_sum, scale_log2):
-    """Softmax of one block: its weights [64, 64], the factor for earlier work [64], and the new maximum and sum.
+def raise_maximum(scores, running_max, scale_log2):
+    """The running maximum [64] after a block, what its weights are measured from, and the factor for earlier work.
 
-    running_max [64] counts both groups' blocks so far, running_sum [64, 4] this group's own.
+    running_max counts both groups' blocks so far.
     """
     new_max = gl.maximum(running_max, row_max(scores) * scale_log2)
     reference = gl.where(new_max == float("-inf"), 0.0, new_max)  # -inf - -inf would be NaN
-    weights = gl.exp2(scores * scale_log2 - gl.expand_dims(reference, 1))
-    rescale = gl.exp2(running_max - reference)  # [64]
-    running_sum = rescale_sum(running_sum, rescale) + sum_by_thread(weights)
-    return weights, rescale, new_max, running_sum
+    return new_max, reference, gl.exp2(running_max - reference)
 
 
 @gluon.jit
@@ -104,28 +101,45 @@ def rescale_sum(running_sum, rescale):
 
 
 @gluon.jit
-def publish(weights, rescale, running_max, key_rope, states, published, GROUP: gl.constexpr):
+def publish_state(running_max, rescale, exchange, GROUP: gl.constexpr):
+    """Tells the other group the maximum and the factor, ahead of the weights: it rescales its output meanwhile."""
+    maxima, factors, state_ready, _published = exchange
+    maxima.index(GROUP).store(running_max)
+    factors.index(GROUP).store(rescale)
+    mbarrier.arrive(state_ready.index(GROUP), count=1)
+
+
+@gluon.jit
+def publish_weights(weights, key_rope, exchange, GROUP: gl.constexpr):
     """Puts a block's weights where its rotary part was, whose only reader is done, and says so to both groups."""
+    _maxima, _factors, _state_ready, published = exchange
     key_rope.index(unknown(GROUP)).reshape([ROWS, ROPE]).store(weights.to(key_rope.dtype))
-    states.index(2 * GROUP).store(running_max)
-    states.index(2 * GROUP + 1).store(rescale)
     fence_async_shared()  # the matrix units see what these threads wrote
     mbarrier.arrive(published.index(GROUP), count=1)
 
 
 @gluon.jit
-def read_state(states, published, pair, GROUP: gl.constexpr):
-    """The running maximum [64] and the factor for earlier work [64] that the group published with its block."""
-    mbarrier.wait(published.index(GROUP), pair & 1)
-    return states.index(2 * GROUP).load(SCORE_ROWS), states.index(2 * GROUP + 1).load(SCORE_ROWS)
+def read_state(exchange, pair, GROUP: gl.constexpr):
+    """The running maximum [64] and the factor for earlier work [64] that the group published for its block."""
+    maxima, factors, state_ready, _published = exchange
+    mbarrier.wait(state_ready.index(GROUP), pair & 1)
+    return maxima.index(GROUP).load(SCORE_ROWS), factors.index(GROUP).load(SCORE_ROWS)
 
 
 @gluon.jit
-def add_output(accumulator, rescale, keys, tiles, BLOCK: gl.constexpr, GROUP: gl.constexpr):
-    """Rescales the group's half of the output, and sets the matrix units to add P V of BLOCK (0 even, 1 odd) to it."""
-    _key_boxes, key_rope = keys
-    factor = gl.convert_layout(rescale, OUTPUT_ROWS, assert_trivial=True)
-    accumulator = accumulator * gl.expand_dims(factor, 1)
+def wait_for_weights(exchange, pair, GROUP: gl.constexpr):
+    _maxima, _factors, _state_ready, published = exchange
+    mbarrier.wait(published.index(GROUP), pair & 1)
+
+
+@gluon.jit
+def rescale_output(accumulator, rescale):
+    return accumulator * gl.expand_dims(gl.convert_layout(rescale, OUTPUT_ROWS, assert_trivial=True), 1)
+
+
+@gluon.jit
+def add_output(accumulator, key_rope, tiles, BLOCK: gl.constexpr, GROUP: gl.constexpr):
+    """Sets the matrix units to add P V of BLOCK (0 even, 1 odd) to the group's half of the output."""
     block = unknown(BLOCK)
     weights = key_rope.index(block).reshape([ROWS, ROPE])
     return warpgroup_mma(weights, tiles.index(2 * block + GROUP), accumulator, is_async=True)

@@ -118,8 +118,8 @@ def latent_compile_cases(kernel) -> list[CompileCase]:
         cases.append(CompileCase(
             kernel, signature_of(kernel, kind, **types), blocks, num_warps=tiles.warps, num_stages=tiles.stages,
             archs=(arch,),
-            # Triton 3.6 spills nothing; 3.9 up to 18 registers with pages and 64 rows, read back once in 64 keys.
-            max_spill_bytes=(80 if page_size and tiles.query_rows == MOST_ROWS else 0) if fast else None,
+            # With 64 rows Triton 3.6 spills 4 registers, outside the loop; 3.9 up to 54, read back once in 64 keys.
+            max_spill_bytes=(216 if tiles.query_rows == MOST_ROWS else 0) if fast else None,
             instruction=(hopper if arch == 90 else "mma.sync") if fast else None,
             label=f"{kind} {value_dim} + {rope_dim}, {rows} rows, page size {page_size} {tuple(tiles)}",
         ))  # fmt: skip

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from course_lib.kernels.gluon.limits import machine_refusal
-from course_lib.kernels.latent.hopper import estimated_microseconds, latent_decode_hopper, latent_splits
+from course_lib.kernels.latent.hopper import estimated_microseconds, latent_decode_hopper, latent_splits, scores_first
 from course_lib.kernels.latent.hopper_limits import latent_input_refusal
 
 
@@ -81,3 +81,10 @@ def test_keys_are_split_until_the_chip_is_full_and_not_further():
         assert 1 < splits <= pairs
         least = estimated_microseconds(splits, batch, row_tiles, pairs, 132)
         assert all(least <= estimated_microseconds(other, batch, row_tiles, pairs, 132) for other in range(1, pairs))
+
+
+def test_scores_come_first_in_long_programs_that_compute():
+    """At 1,151 tokens that order is slower, at 32k faster; one tile of rows waits for its keys and was not measured."""
+    assert scores_first(2, 32) and scores_first(2, 256)
+    assert not scores_first(2, 9)
+    assert not scores_first(1, 256)
