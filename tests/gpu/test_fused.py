@@ -57,6 +57,18 @@ def test_norms_are_right_forward_and_backward(hidden, dtype, apart):
         assert_as_exact_as_plain(found, rms_norm_backward_reference, stored, weight, gradient, other, 1e-6)
 
 
+@pytest.mark.parametrize("other", [True, False], ids=["added", "alone"])
+@pytest.mark.parametrize("hidden", [4096, 8192, 8200, 12000, 16384])
+@pytest.mark.parametrize("rows", [131, 1001])
+def test_gradients_of_a_norm_are_right_in_bands_of_many_rows_and_repeat(rows, hidden, other):
+    """Rows come one after another through a ring of slots, whose last turn has some that do not exist."""
+    summed, gradient, summed_gradient = (normal(seed, rows, hidden, dtype=torch.float16) for seed in range(3))
+    arguments = summed, normal(5, hidden, dtype=torch.float16), gradient, summed_gradient if other else None, 1e-6
+    found = rms_norm_backward(*arguments)
+    assert_as_exact_as_plain(found, rms_norm_backward_reference, *arguments)
+    assert all(map(torch.equal, found, rms_norm_backward(*arguments)))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("hidden", [1, 127, 1000, 4097, 14336])
 def test_swiglu_is_right_on_halves_of_one_product(hidden, dtype):

@@ -13,6 +13,9 @@ all of them know the row's. The second pass over the logits reads registers.
 A block's sum is of exp(logit - its own maximum), and the gradient takes the exponentials again, with the row's. To keep
 the first ones as float32 would need twice the registers.
 
+4,096 rows of 128,256 logits in bf16 took 600 µs on an H200, 0.83 of a copy's bandwidth. Its memory is fast enough that
+the arithmetic shows: about 21 instructions for each logit, two exponentials among them.
+
 A target outside the vocabulary is refused if checked (`validate`); unchecked, its loss and its gradient are NaN. A row
 that is ignored is not read.
 
@@ -48,6 +51,23 @@ __device__ inline float maximum_of_block(float value) {
     for (int distance = 16; distance > 0; distance /= 2)
         value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, distance));
     return value;  // in each thread of the block
+}
+
+// The numbers of a vector. Two bfloat16 are the halves of a word: one instruction each makes them float32. Taken out as
+// 16 bits first they would need two.
+template <typename Number>
+__device__ inline void widen(const Number (&of)[WIDTH], float (&wide)[WIDTH]) {
+    #pragma unroll
+    for (int e = 0; e < WIDTH; ++e) wide[e] = widened(of[e]);
+}
+__device__ inline void widen(const bfloat16_bits (&of)[WIDTH], float (&wide)[WIDTH]) {
+    #pragma unroll
+    for (int e = 0; e < WIDTH; e += 2) {
+        if constexpr (WIDTH == 1) { wide[0] = widened(of[0]); return; }
+        const unsigned int both = *(const unsigned int*)&of[e];
+        wide[e] = __uint_as_float(both << 16);
+        wide[e + 1] = __uint_as_float(both & 0xffff0000u);
+    }
 }
 
 // Changes nothing, but the compiler must take the numbers for new ones, so it widens them again in the next loop. It
@@ -95,6 +115,13 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
         return;
     }
 
+    // The thread that will write the target's vector reads its logit beforehand. Looked for among the numbers of every
+    // thread, it would cost two instructions for each.
+    const bool exists = target >= 0 && target < (long long)vectors * WIDTH;
+    const int beyond = exists ? (int)(target / WIDTH) - first : -1;
+    const bool owner = beyond >= 0 && beyond < VECTORS * THREADS && beyond % THREADS == 0;
+    const float target_logit = owner ? widened(((const Element*)logits_row)[target]) : 0.0f;
+
     arrive_at_cluster();  // this block has begun: its shared memory may be written
     Vector<Element> kept[VECTORS];
     #pragma unroll
@@ -105,9 +132,12 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
     float maximum = -INFINITE;
     #pragma unroll
     for (int k = 0; k < VECTORS; ++k)
-        if (first + k * THREADS < vectors)
+        if (first + k * THREADS < vectors) {
+            float logit[WIDTH];
+            widen(kept[k].of, logit);
             #pragma unroll
-            for (int e = 0; e < WIDTH; ++e) maximum = fmaxf(maximum, widened(kept[k].of[e]));
+            for (int e = 0; e < WIDTH; ++e) maximum = fmaxf(maximum, logit[e]);
+        }
     maximum = maximum_of_block(maximum);
     forget(kept);
 
@@ -115,9 +145,12 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
     float total = 0.0f;
     #pragma unroll
     for (int k = 0; k < VECTORS; ++k)
-        if (first + k * THREADS < vectors)
+        if (first + k * THREADS < vectors) {
+            float logit[WIDTH];
+            widen(kept[k].of, logit);
             #pragma unroll
-            for (int e = 0; e < WIDTH; ++e) total += fast_power_of_2((widened(kept[k].of[e]) - known) * LOG2_E);
+            for (int e = 0; e < WIDTH; ++e) total += fast_power_of_2((logit[e] - known) * LOG2_E);
+        }
     total = sum_of_block(total);
     forget(kept);
 
@@ -135,32 +168,26 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
         if (of_block[b].x != -INFINITE) total += of_block[b].y * fast_power_of_2((of_block[b].x - maximum) * LOG2_E);
     if (maximum == -INFINITE) total = __int_as_float(0x7fffffff);  // of nothing but -inf there is no distribution
 
-    const bool exists = target >= 0 && target < (long long)vectors * WIDTH;
-    const int target_vector = exists ? (int)(target / WIDTH) : -1, target_lane = (int)(target % WIDTH);
     const float scale = exists ? loss_gradient[row * loss_gradient_stride] : __int_as_float(0x7fffffff);
     const float weight_scale = scale / total;
-    if (!exists && block == 0 && threadIdx.x == 0) losses[row] = scale;
     #pragma unroll
-    for (int k = 0; k < VECTORS; ++k) {
-        const int at = first + k * THREADS;
-        if (at < vectors) {
+    for (int k = 0; k < VECTORS; ++k)
+        if (first + k * THREADS < vectors) {
             Vector<Element> gradient;
-            float target_logit = 0.0f;
+            float logit[WIDTH];
+            widen(kept[k].of, logit);
             #pragma unroll
-            for (int e = 0; e < WIDTH; ++e) {
-                const float logit = widened(kept[k].of[e]);
-                narrow(fast_power_of_2((logit - maximum) * LOG2_E) * weight_scale, gradient.of[e]);
-                if (at == target_vector && target_lane == e) target_logit = logit;
-            }
-            logits_row[at] = gradient;
-            if (at == target_vector) {  // one thread of the cluster: it writes the target's number again
-                Element corrected;
-                narrow(fast_power_of_2((target_logit - maximum) * LOG2_E) * weight_scale - scale, corrected);
-                ((Element*)logits_row)[at * WIDTH + target_lane] = corrected;
-                losses[row] = log2f(total) * LOG_2 + (maximum - target_logit);  // so the large numbers cancel first
-            }
+            for (int e = 0; e < WIDTH; ++e)
+                narrow(fast_power_of_2((logit[e] - maximum) * LOG2_E) * weight_scale, gradient.of[e]);
+            logits_row[first + k * THREADS] = gradient;
         }
+    if (owner) {  // one thread of the cluster: it writes the target's number again
+        Element corrected;
+        narrow(fast_power_of_2((target_logit - maximum) * LOG2_E) * weight_scale - scale, corrected);
+        ((Element*)logits_row)[target] = corrected;
+        losses[row] = log2f(total) * LOG_2 + (maximum - target_logit);  // so the large numbers cancel first
     }
+    if (!exists && block == 0 && threadIdx.x == 0) losses[row] = scale;
 }
 """
 

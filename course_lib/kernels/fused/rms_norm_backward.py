@@ -7,20 +7,23 @@
 The gradient of x and that of the residual are the same tensor, as both were added. `summed_gradient` is what comes back
 along the residual path; None where nothing does.
 
-    one pass      3 reads and 1 write of an element: summed and two gradients; rows of up to ONE_PASS_BYTES
+    one pass      3 reads and 1 write of an element: summed and two gradients; rows of up to ONE_PASS_BYTES, and on
+                  Hopper of up to twice as many in 16 bits (`gluon_rms_norm_backward`)
     two passes    5 reads and 1 write; longer rows
 
 FLOPs: about 12 per element. Nothing but `summed` is kept for this pass: the root mean square costs no bytes to take
 again, because the row is read anyway.
 
 The weight's gradient sums over all rows. A program takes a band of rows, one after another, and keeps its sum in
-registers; it writes one row of partial sums, which a second, small launch adds up. With 4 programs on each of 132
-multiprocessors that is 528 rows of float32, 13 % more bytes at 8k rows of 16 bits, 6 % at 16k. The order of additions
-is fixed, so results repeat bit for bit; atomic adds would not.
+registers; it writes one row of partial sums, which a second, small launch adds up. There are as many programs as the
+registers hold at a time: one on each of 132 multiprocessors, of 16 warps, writes 132 rows of float32. Written and read
+again they are 0.8 % more bytes at 16k rows of 16 bits. Four programs on each took turns, and moved four times as much.
+The order of additions is fixed, so results repeat bit for bit; atomic adds would not.
 
 Source: Zhang and Sennrich, arXiv 1910.07467, section 3 (the gradients).
 """
 
+import contextlib
 import math
 
 import torch
@@ -36,15 +39,17 @@ from course_lib.kernels.common.signatures import signature_of
 from course_lib.kernels.fused.add_rms_norm import LARGE, TILE_ELEMENTS, inverse_of_rms
 from course_lib.kernels.fused.checks import check_epsilon, check_weight
 from course_lib.kernels.fused.gradients import rows_of_gradient
-from course_lib.kernels.memory.row_sum import row_sum
 
 ONE_PASS_BYTES = 16384  # the band's sums and all that is made of a row are float32, and fill the registers
-WARPS = {2048: 4, 4096: 8, 8192: 16}  # 16 elements a thread
-# Of the loop over rows: with 3 the next two rows are on their way through shared memory, 96 KB of 8192 columns. Rows of
-# 4096 and of 8192 columns of 16 bits then reach 0.88 and 0.93 of a copy's bandwidth on an H100; with 1, 0.72 and 0.76.
-STAGES, SHARED_FOR_STAGES = 3, 128 * 1024
+WARPS = {2048: 4, 4096: 8, 8192: 16}  # 16 elements a thread, in about 120 registers
+WARPS_PER_MULTIPROCESSOR = 16  # that its registers hold then; programs beyond would only add rows of partial sums
+# Of the loop over rows: with 3 the next two tiles are on their way through shared memory, 96 KB. Rows of 4096 and of
+# 8192 columns of 16 bits then reach 0.88 and 0.93 of a copy's bandwidth on an H200.
+STAGES, SHARED_FOR_STAGES, PIPELINED_ELEMENTS = 3, 128 * 1024, 8192
 TILE_COLUMNS, TILE_WARPS = 1024, 4  # of two passes: many programs side by side
-PROGRAMS_PER_MULTIPROCESSOR = 4
+PROGRAMS_PER_MULTIPROCESSOR = 4  # of two passes
+SUMMED_BANDS, SUMMED_COLUMNS = 64, 16  # of the last sum: many programs, each with few columns
+INTERPRETED_COLUMNS = 1024  # of it
 INTERPRETED_PROGRAMS = 3
 ALL = tuple(ARCHITECTURES)
 SMALL = tuple(arch for arch in ALL if arch not in LARGE)
@@ -68,6 +73,12 @@ def rms_norm_backward_reference(summed, weight, normalised_gradient, summed_grad
         input_gradient = input_gradient + summed_gradient.to(wide_dtype).flatten(0, -2)
     weight_gradient = (gradient * normal).sum(dim=0)
     return input_gradient.view(summed.shape).to(summed.dtype), weight_gradient.to(weight.dtype)
+
+
+@triton.jit
+def add_pairs(first, second, other_first, other_second):
+    """Two sums at once: the threads meet at one barrier for both."""
+    return first + other_first, second + other_second
 
 
 @triton.jit
@@ -106,12 +117,13 @@ def rms_norm_backward_kernel(
         gradient_tile = gradient_pointer + row * (gradient_stride_groups * GROUP) + column
         summed = tl.load(summed_tile, mask=inside, other=0.0).to(tl.float32)  # [BLOCK_ROWS, BLOCK_COLUMNS]
         gradient = tl.load(gradient_tile, mask=inside, other=0.0).to(tl.float32)  # [BLOCK_ROWS, BLOCK_COLUMNS]
-        inverse = inverse_of_rms(tl.sum(summed * summed, axis=1, keep_dims=True), columns, epsilon)
-        # Rows beyond the last are all zeros; with ε = 0 they would be NaN and spoil the sums.
-        normal = tl.where(row < rows, summed * inverse, 0.0)  # [BLOCK_ROWS, BLOCK_COLUMNS]
-        sums += gradient * normal
         scaled = gradient * weight.to(tl.float32)
-        projection = tl.sum(scaled * normal, axis=1, keep_dims=True) / columns  # [BLOCK_ROWS, 1]
+        squares, products = tl.reduce((summed * summed, summed * scaled), 1, add_pairs, keep_dims=True)
+        # Rows beyond the last are all zeros; with ε = 0 they would be NaN and spoil the sums.
+        inverse = tl.where(row < rows, inverse_of_rms(squares, columns, epsilon), 0.0)  # [BLOCK_ROWS, 1]
+        projection = products * inverse / columns
+        normal = summed * inverse  # [BLOCK_ROWS, BLOCK_COLUMNS]
+        sums += gradient * normal
         found = inverse * (scaled - normal * projection)
         if summed_gradient_pointer is not None:
             other_tile = summed_gradient_pointer + row * (summed_gradient_stride_groups * GROUP) + column
@@ -192,6 +204,22 @@ def rms_norm_backward_columns_kernel(
     tl.store(partial_sums_pointer + tl.program_id(1).to(tl.int64) * columns + column, sums, mask=inside)
 
 
+@triton.jit
+def sum_of_bands_kernel(
+    partial_sums_pointer, weight_gradient_pointer, bands, columns, BLOCK_BANDS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_COLUMNS columns of the weight's gradient, from the partial sums of all bands."""
+    column = tl.program_id(0) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)  # [BLOCK_COLUMNS]
+    sums = tl.zeros([BLOCK_BANDS, BLOCK_COLUMNS], tl.float32)
+    for start in tl.range(0, bands, BLOCK_BANDS):
+        band = (start + tl.arange(0, BLOCK_BANDS))[:, None]  # [BLOCK_BANDS, 1]
+        inside = (band < bands) & (column < columns)[None, :]
+        sums += tl.load(partial_sums_pointer + band.to(tl.int64) * columns + column[None, :], mask=inside, other=0.0)
+    weight_gradient = tl.sum(sums, axis=0).to(weight_gradient_pointer.dtype.element_ty)  # [BLOCK_COLUMNS]
+    tl.store(weight_gradient_pointer + column, weight_gradient, mask=column < columns)
+
+
 def rms_norm_backward(summed, weight, normalised_gradient, summed_gradient=None, epsilon=1e-6):
     """(input gradient, weight gradient) of `add_rms_norm`, and of the norm alone with x for `summed`.
 
@@ -224,24 +252,43 @@ def rms_norm_backward(summed, weight, normalised_gradient, summed_gradient=None,
     input_gradient = torch.empty(summed.shape, dtype=summed.dtype, device=summed.device)
     if rows.shape[0] == 0:
         return input_gradient, torch.zeros_like(weight)
-    launch = launch_one_pass if rows.shape[1] * rows.element_size() <= ONE_PASS_BYTES else launch_two_passes
+    launch = launcher_of(weight, [tensor for tensor in (rows, *gradients) if tensor is not None])
     partial_sums = launch(rows, weight, *gradients, input_gradient, float(epsilon))
-    return input_gradient, row_sum(partial_sums.t()).to(weight.dtype)
+    weight_gradient = torch.empty_like(weight)
+    block_columns = SUMMED_COLUMNS if machine().sm_count else INTERPRETED_COLUMNS
+    sum_of_bands_kernel[(triton.cdiv(weight.shape[0], block_columns),)](
+        partial_sums, weight_gradient, *partial_sums.shape, BLOCK_BANDS=SUMMED_BANDS, BLOCK_COLUMNS=block_columns
+    )
+    return input_gradient, weight_gradient
+
+
+def launcher_of(weight: torch.Tensor, tensors: list[torch.Tensor]):
+    """The launcher for these rows, by their length, and where they are long by the machine."""
+    if weight.shape[0] * tensors[0].element_size() <= ONE_PASS_BYTES:
+        return launch_one_pass
+    with contextlib.suppress(ImportError):  # of a Triton without this part of Gluon
+        from course_lib.kernels.fused.gluon_rms_norm_backward import launch_long_rows, takes
+
+        if takes(weight, tensors):
+            return launch_long_rows
+    return launch_two_passes
 
 
 def launch_one_pass(summed, weight, gradient, summed_gradient, input_gradient, epsilon: float) -> torch.Tensor:
     """Returns the partial sums of the weight's gradient, float32 [programs, columns]."""
     rows, columns = summed.shape
+    stages = stages_of(summed.dtype)
     block_columns = triton.next_power_of_2(columns)
-    block_rows = max(1, TILE_ELEMENTS // block_columns)
-    rows_of_band, programs = bands(rows, block_rows)
+    block_rows = max(1, (TILE_ELEMENTS if stages == 1 else PIPELINED_ELEMENTS) // block_columns)
+    warps = WARPS[block_rows * block_columns]
+    rows_of_band, programs = bands(rows, block_rows, WARPS_PER_MULTIPROCESSOR // warps)
     strides = [0 if tensor is None else tensor.stride(0) for tensor in (summed, gradient, summed_gradient)]
     group = math.gcd(columns, *strides, LARGEST_GROUP)
     partial_sums = torch.empty(programs, columns, dtype=torch.float32, device=summed.device)
     rms_norm_backward_kernel[(programs,)](
         summed, weight, gradient, summed_gradient, input_gradient, partial_sums, rows, rows_of_band, columns // group,
         *(stride // group for stride in strides), epsilon, GROUP=group, BLOCK_ROWS=block_rows,
-        BLOCK_COLUMNS=block_columns, STAGES=stages_of(summed.dtype), num_warps=WARPS[block_rows * block_columns],
+        BLOCK_COLUMNS=block_columns, STAGES=stages, num_warps=warps,
     )  # fmt: skip
     return partial_sums
 
@@ -256,7 +303,7 @@ def launch_two_passes(summed, weight, gradient, summed_gradient, input_gradient,
         num_warps=2 * TILE_WARPS,
     )  # fmt: skip
     column_tiles = triton.cdiv(columns, TILE_COLUMNS)
-    rows_of_band, count = bands(rows, 1, column_tiles)
+    rows_of_band, count = bands(rows, 1, PROGRAMS_PER_MULTIPROCESSOR, column_tiles)
     partial_sums = torch.empty(count, columns, dtype=torch.float32, device=summed.device)
     rms_norm_backward_columns_kernel[(column_tiles, count)](
         summed, weight, gradient, summed_gradient, numbers, input_gradient, partial_sums, rows, rows_of_band, columns,
@@ -266,26 +313,27 @@ def launch_two_passes(summed, weight, gradient, summed_gradient, input_gradient,
     return partial_sums
 
 
-def bands(rows: int, block_rows: int, programs_of_band: int = 1) -> tuple[int, int]:
+def bands(rows: int, block_rows: int, programs_per_multiprocessor: int, programs_of_band: int = 1) -> tuple[int, int]:
     """(rows of a band, a multiple of block_rows; number of bands), so that the whole GPU is busy."""
     multiprocessors = machine().sm_count
-    programs = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors if multiprocessors else INTERPRETED_PROGRAMS
+    programs = programs_per_multiprocessor * multiprocessors if multiprocessors else INTERPRETED_PROGRAMS
     wanted = max(1, programs // programs_of_band)
     rows_of_band = triton.cdiv(triton.cdiv(rows, block_rows), wanted) * block_rows
     return rows_of_band, triton.cdiv(rows, rows_of_band)
 
 
 def compile_cases() -> list[CompileCase]:
-    """What ships, for the compile gate: rows of 4096, the longest rows of one pass, and two passes."""
-    row = {"GROUP": 8, "BLOCK_ROWS": 1}
+    """What ships, for the compile gate: rows of 4096, the longest rows of one pass, two passes, and the last sum."""
     kernels = [
-        (rms_norm_backward_kernel, kind, row | {"BLOCK_COLUMNS": columns, "STAGES": stages}, WARPS[columns], archs)
-        for kind, columns, stages, archs in (("fp16", 4096, 1, SMALL), ("fp16", 4096, STAGES, LARGE),
-                                             ("bf16", 8192, STAGES, LARGE), ("fp32", 4096, 1, LARGE))
+        (rms_norm_backward_kernel, kind,
+         {"GROUP": 8, "BLOCK_ROWS": rows, "BLOCK_COLUMNS": columns, "STAGES": stages}, WARPS[rows * columns], archs)
+        for kind, rows, columns, stages, archs in (("fp16", 1, 4096, 1, SMALL), ("fp16", 2, 4096, STAGES, LARGE),
+                                                   ("bf16", 1, 8192, STAGES, LARGE), ("fp32", 1, 4096, 1, LARGE))
     ]  # fmt: skip
     kernels += [
         (rms_norm_row_numbers_kernel, "fp16", {"BLOCK_COLUMNS": 2 * TILE_COLUMNS}, 2 * TILE_WARPS, ALL),
         (rms_norm_backward_columns_kernel, "fp16", {"BLOCK_COLUMNS": TILE_COLUMNS}, TILE_WARPS, ALL),
+        (sum_of_bands_kernel, "fp16", {"BLOCK_BANDS": SUMMED_BANDS, "BLOCK_COLUMNS": SUMMED_COLUMNS}, 4, ALL),
     ]
     cases = []
     for kernel, kind, constants, warps, archs in kernels:

@@ -26,6 +26,7 @@ from course_lib.kernels.fused.rope_parts import (
     blocks_of,
     check_angles,
     check_packed,
+    rows_of_program,
     turn_and_store,
     turned_halves,
 )
@@ -56,12 +57,12 @@ def rope_append_kernel(
     HALF: tl.constexpr, BLOCK_H: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS of the batch · tokens · (query_heads + 2 · key_heads) heads. query is contiguous."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # [ROWS]
-    heads = query_heads + 2 * key_heads
-    head = row % heads
-    token = row // heads % tokens
-    batch = row // (heads * tokens)
+    row = rows_of_program(rows, ROWS)
     exists = row < rows
+    heads = query_heads + 2 * key_heads
+    head = (row % heads).to(tl.int64)
+    token = (row // heads % tokens).to(tl.int64)
+    batch = (row // heads // tokens).to(tl.int64)
     place = tl.load(positions_pointer + batch, mask=exists, other=0).to(tl.int64) + token  # [ROWS]
     source_row = qkv_pointer + batch * qkv_batch_stride + token * qkv_stride + head * (2 * HALF)
     query_row = query_pointer + ((batch * query_heads + head) * tokens + token) * (2 * HALF)

@@ -31,6 +31,7 @@ from course_lib.kernels.fused.rope_parts import (
     blocks_of,
     check_angles,
     check_packed,
+    rows_of_program,
     turn_and_store,
     turned_halves,
 )
@@ -68,11 +69,11 @@ def rope_append_to_pages_kernel(
 ):  # fmt: skip
     """One program: ROWS of the tokens · (query_heads + 2 · key_heads) heads. query is contiguous."""
     wait_for_kernel_before(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # [ROWS]
-    heads = query_heads + 2 * key_heads
-    token = row // heads
-    head = row % heads
+    row = rows_of_program(rows, ROWS)
     exists = row < rows
+    heads = query_heads + 2 * key_heads
+    token = (row // heads).to(tl.int64)
+    head = (row % heads).to(tl.int64)
     position = tl.load(positions_pointer + token, mask=exists, other=0).to(tl.int64)  # [ROWS]
     slot = tl.load(slots_pointer + token, mask=exists, other=-1).to(tl.int64)  # [ROWS]
     page = slot // PAGE_SIZE

@@ -17,6 +17,16 @@ def turned_halves(heads, cosine, sine):
 
 
 @triton.jit
+def rows_of_program(rows, ROWS: tl.constexpr):
+    """[ROWS] of the heads that a program takes, in as many bits as their number `rows` has.
+
+    They are divided into tokens and heads. With divisions of 64 bits the kernel of `rope_append` has 408 instructions,
+    with those of 32 bits 272 (sm_90, Triton 3.6).
+    """
+    return tl.program_id(0).to(rows.dtype) * ROWS + tl.arange(0, ROWS)
+
+
+@triton.jit
 def turn_and_store(
     source_rows, query_rows, key_rows, value_rows, head, position, exists, kept, cosine_pointer, sine_pointer,
     query_gain_pointer, key_gain_pointer, epsilon, query_heads, key_heads, HALF: tl.constexpr, BLOCK_H: tl.constexpr,
@@ -42,13 +52,13 @@ def turn_and_store(
         inverse = inverse_of_rms(tl.sum(x * x + y * y, axis=1, keep_dims=True), 2 * HALF, epsilon)  # [ROWS, 1]
         x *= inverse * load_gain(query_gain_pointer, key_gain_pointer, is_query, column, HALF)
         y *= inverse * load_gain(query_gain_pointer + HALF, key_gain_pointer + HALF, is_query, column, HALF)
-    # A value is taken as it came, not turned by nothing: 0 · inf would be NaN.
-    first = tl.where(is_value, first, (x * cosine - y * sine).to(first.dtype))
-    second = tl.where(is_value, second, (y * cosine + x * sine).to(second.dtype))
+    turned_first = (x * cosine - y * sine).to(first.dtype)  # [ROWS, BLOCK_H]
+    turned_second = (y * cosine + x * sine).to(second.dtype)  # [ROWS, BLOCK_H]
 
     kept = inside & kept[:, None]
-    store_halves(query_rows, first, second, inside & is_query, column, HALF)
-    store_halves(key_rows, first, second, kept & turns & (is_query == 0), column, HALF)
+    store_halves(query_rows, turned_first, turned_second, inside & is_query, column, HALF)
+    store_halves(key_rows, turned_first, turned_second, kept & turns & (is_query == 0), column, HALF)
+    # A value is stored as it came, not turned by nothing: 0 · inf would be NaN.
     store_halves(value_rows, first, second, kept & is_value, column, HALF)
 
 

@@ -1,12 +1,21 @@
 """RMSNorm's gradients against float64, in bands of rows and in columns of long rows, and what they move."""
 
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from course_lib.hardware import device
 from course_lib.hardware.device import interpreting
 from course_lib.hardware.meter.metered import metered
-from course_lib.kernels.fused.rms_norm_backward import rms_norm_backward, rms_norm_backward_reference
+from course_lib.hardware.meter.traffic import record_launches
+from course_lib.kernels.fused import gluon_rms_norm_backward
+from course_lib.kernels.fused.rms_norm_backward import (
+    launcher_of,
+    rms_norm_backward,
+    rms_norm_backward_reference,
+)
 from tests.kernels.fused.cases import SIZES, assert_as_exact_as_plain, in_wider_rows, normal
 
 pytestmark = pytest.mark.skipif(not interpreting(), reason="small shapes for the interpreter; tests/gpu has the others")
@@ -94,6 +103,38 @@ def test_each_gradient_is_read_once_or_in_long_rows_twice(hidden, reads):
     moved = [report[name].loaded_bytes + report[name].stored_bytes for name in tensors]
     assert sum(moved) == (reads + 1) * summed.nbytes
     assert not report.out_of_bounds
+
+
+def test_one_launch_adds_the_bands_up_in_the_dtype_of_the_weight():
+    summed, weight, gradient, summed_gradient = inputs(20, 100, torch.float16)
+    with record_launches() as launches:
+        _, weight_gradient = rms_norm_backward(summed, weight, gradient, summed_gradient)
+    assert [launch.kernel for launch in launches] == ["rms_norm_backward_kernel", "sum_of_bands_kernel"]
+    assert weight_gradient.dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    "weight, rows, launcher",
+    [
+        (torch.ones(16384).half(), torch.ones(2, 16384).half(), "launch_long_rows"),
+        (torch.ones(8200).bfloat16(), torch.ones(2, 8208).bfloat16()[:, :8200], "launch_long_rows"),
+        (torch.ones(8192).half(), torch.ones(2, 8192).half(), "launch_one_pass"),
+        (torch.ones(16392).half(), torch.ones(2, 16392).half(), "launch_two_passes"),
+        (torch.ones(8197).half(), torch.ones(2, 8197).half(), "launch_two_passes"),
+        (torch.ones(8200).half(), torch.ones(2, 8203).half()[:, :8200], "launch_two_passes"),
+        (torch.ones(8200).half(), torch.ones(2, 8216).half()[:, 4:8204], "launch_two_passes"),
+        (torch.ones(16384), torch.ones(2, 16384).half(), "launch_two_passes"),
+        (torch.ones(16384), torch.ones(2, 16384), "launch_two_passes"),
+    ],
+)
+def test_long_rows_of_16_bits_that_begin_at_16_bytes_are_read_once_on_hopper(monkeypatch, weight, rows, launcher):
+    hopper = dataclasses.replace(device.machine(), shared_memory_per_block_bytes=227 * 1024)
+    monkeypatch.setattr(gluon_rms_norm_backward, "machine", lambda: hopper)
+    monkeypatch.setattr(gluon_rms_norm_backward, "interpreting", lambda: False)
+    assert launcher_of(weight, [rows]).__name__ == launcher
+    smaller = dataclasses.replace(hopper, shared_memory_per_block_bytes=163 * 1024)
+    monkeypatch.setattr(gluon_rms_norm_backward, "machine", lambda: smaller)
+    assert launcher_of(weight, [rows]).__name__ != "launch_long_rows"
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,19 @@
 """Rotary positions and the append in one launch: against float64, in caches that are NaN where nothing was written."""
 
+import re
+
 import pytest
 import torch
 
+from course_lib.hardware.compiler.views import compile_view
 from course_lib.hardware.device import interpreting
 from course_lib.hardware.meter.metered import metered
-from course_lib.kernels.fused.rope_append import rope_append, rope_append_operator, rope_append_reference
+from course_lib.kernels.fused.rope_append import (
+    compile_cases,
+    rope_append,
+    rope_append_operator,
+    rope_append_reference,
+)
 from tests.kernels.fused.cases import assert_as_exact_as_plain, in_wider_rows, normal
 
 pytestmark = pytest.mark.skipif(not interpreting(), reason="small shapes for the interpreter; tests/gpu has the others")
@@ -117,3 +125,11 @@ def test_bad_input_is_refused_and_nothing_is_written(place, argument, words):
         rope_append(*arguments)
     assert all(word in str(refusal.value) for word in words), str(refusal.value)
     assert torch.equal(arguments[3], before)
+
+
+@pytest.mark.parametrize("rows, bits", [("i32", 32), ("i64", 64)])
+def test_heads_are_divided_in_as_many_bits_as_their_number_has(rows, bits):
+    """Divided in 64 bits wherever they are, the kernel has half as many instructions more."""
+    case = compile_cases()[0]
+    ptx = compile_view(case.kernel, {**case.signature, "rows": rows}, case.constexprs).ptx
+    assert bool(re.search(r"\b(div|rem)\.[su]64", ptx)) == (bits == 64)
