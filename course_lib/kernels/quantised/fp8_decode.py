@@ -10,16 +10,15 @@ FLOPs: 4 · query_heads · head_dim per key. Bytes: 2 · key_heads · head_dim p
 16-bit cache, and nothing else of that size is read or written: what the codes stand for is never in memory. 131,072
 tokens with 8 KV heads of 128 are 268 MB.
 
-Values are loaded as words of four codes, of four neighbouring channels, each of which has an accumulator of its own:
-a product wants two tokens of one channel side by side, which in rows of bytes would be a load for each byte.
+Each warp has keys of its own (`quantised.warps`). Values are loaded as words of two codes, of the channels 2i and
+2i + 1, each of which has an accumulator of its own. A product wants two tokens of one channel side by side. An
+instruction lays words of 16 bits so on their way from shared memory; single bytes would be a load each.
 
 Products are those of float16, in which every code is exact: a query row's largest number is brought between 1 and 2
 (`normalised_queries`). bfloat16 would take a conversion by float32 for every code.
 Source: Dao et al., Flash-Decoding for long-context inference, 2023; Micikevicius et al., FP8 Formats for Deep Learning,
 arXiv 2209.05433.
 """
-
-import functools
 
 import torch
 import triton
@@ -34,16 +33,17 @@ from course_lib.kernels.common.cache_checks import (
     check_tables,
 )
 from course_lib.kernels.common.numbers import FLOAT32_PRECISION
-from course_lib.kernels.common.pages import load_page_numbers, page_rows
+from course_lib.kernels.common.pages import page_rows
 from course_lib.kernels.common.softmax import scale_in_log2, weigh
 from course_lib.kernels.common.splits import split_keys
 from course_lib.kernels.decode.combine import finish_split
-from course_lib.kernels.decode.parts import DECODE_SIZES, load_cache_rows, load_queries, packed_heads
+from course_lib.kernels.decode.parts import DECODE_SIZES, load_queries, packed_heads
 from course_lib.kernels.decode.tiles import group_rows
 from course_lib.kernels.decode.workspace import prepare_step
 from course_lib.kernels.quantised.checks import check_fp8_caches, check_scale_values, check_scales
-from course_lib.kernels.quantised.parts import e4m3_numbers, normalised_queries
+from course_lib.kernels.quantised.parts import e4m3_halves, e4m3_numbers, normalised_queries
 from course_lib.kernels.quantised.tiles import NATIVE_E4M3, fp8_cuts, fp8_plan, native_e4m3, quantised_compile_cases
+from course_lib.kernels.quantised.warps import FP8_NUMBERS, add_warps, add_weights, for_every_warp, merge_sums
 
 # The largest weight of a tile, as a power of 2: float16 ends at 2^16, and keeps all digits down to 2^-14. So only
 # weights below 2^-28 of the largest lose any.
@@ -52,32 +52,8 @@ LARGEST_WEIGHT = tl.constexpr(14.0)
 
 @triton.jit
 def load_page_scales(scales, pages, inside, stride):
-    """The scale [BLOCK_N] of each position, given its page; 0 where not `inside`."""
+    """The scale of each position, given its page; 0 where not `inside`."""
     return tl.load(scales + pages.to(tl.int64) * stride, mask=inside, other=0.0)
-
-
-@triton.jit
-def add_values(accumulators, weights, words, rescale, NATIVE: tl.constexpr):
-    """Four accumulators [BLOCK_M, HEAD_DIM / 4] after one more tile of values, four codes in each of its words.
-
-    words: int32 [BLOCK_N, HEAD_DIM / 4]. A product takes its right operand by columns, two tokens of one channel at a
-    time. Codes that lie in rows of bytes would be read one by one for that; a word brings those of four channels.
-    """
-    return (
-        add_channels(accumulators[0], weights, words, rescale, 0, NATIVE),
-        add_channels(accumulators[1], weights, words, rescale, 8, NATIVE),
-        add_channels(accumulators[2], weights, words, rescale, 16, NATIVE),
-        add_channels(accumulators[3], weights, words, rescale, 24, NATIVE),
-    )
-
-
-@triton.jit
-def add_channels(accumulator, weights, words, rescale, SHIFT: tl.constexpr, NATIVE: tl.constexpr):
-    codes = (words >> SHIFT).to(tl.int8)  # the low eight bits
-    if NATIVE:
-        codes = codes.to(tl.float8e4nv, bitcast=True)
-    numbers = e4m3_numbers(codes, weights.dtype, NATIVE)  # [BLOCK_N, HEAD_DIM / 4]
-    return tl.dot(weights, numbers, accumulator * rescale[:, None], input_precision=FLOAT32_PRECISION)
 
 
 @triton.jit(do_not_specialize=DECODE_SIZES)
@@ -96,7 +72,9 @@ def fp8_decode_kernel(
 
     A block is a page, or where PAGE_SIZE is 0, without tables, a sequence of a contiguous cache.
     """
-    QUARTER: tl.constexpr = HEAD_DIM // 4  # the words of four codes in a value
+    KEYS: tl.constexpr = min(BLOCK_N, FP8_NUMBERS // HEAD_DIM)
+    WARPS: tl.constexpr = BLOCK_N // KEYS
+    WORDS: tl.constexpr = HEAD_DIM // 2  # of two codes, in a value
     batch = tl.program_id(2).to(tl.int64)
     key_head, heads, is_head = packed_heads(heads_per_key_head, BLOCK_M)
     length = tl.load(lengths_pointer + batch).to(tl.int32)
@@ -105,11 +83,13 @@ def fp8_decode_kernel(
     values = value_pointer + key_head.to(tl.int64) * value_head_stride
     key_scales += key_head * key_scale_head_stride
     value_scales += key_head * value_scale_head_stride
+    places = tl.arange(0, WARPS)[:, None] * KEYS + tl.arange(0, KEYS)[None, :]  # [WARPS, KEYS]
+    inside = begin + places < end
     table = tables_pointer
-    pages = tl.arange(0, BLOCK_N)  # of no use without tables
+    pages = places  # of no use without tables
     if PAGE_SIZE > 0:
         table += batch * table_stride
-        pages = load_page_numbers(table, begin, end, PAGE_SIZE, BLOCK_N)  # [BLOCK_N]
+        pages = tl.load(table + (begin + places) // PAGE_SIZE, mask=inside, other=0)
     else:
         keys += batch * key_block_stride
         values += batch * value_block_stride
@@ -117,64 +97,73 @@ def fp8_decode_kernel(
     query = load_queries((query_pointer + batch * query_batch_stride, query_head_stride), heads, is_head, HEAD_DIM,
                          HEAD_DIM)  # fmt: skip
     query, score_scale = normalised_queries(query)  # [BLOCK_M, HEAD_DIM], [BLOCK_M]
+    dtype: tl.constexpr = query.dtype
+    query = for_every_warp(query, WARPS)  # [WARPS, HEAD_DIM, BLOCK_M]
     score_scale *= scale_log2
     if not KEY_SCALES_BY_PAGE:
         score_scale *= tl.load(key_scales + batch * key_scale_block_stride)
-    value_unit = 0.0  # what the accumulator's numbers are in
+    score_scale = score_scale[None, None, :]
+    value_unit = tl.zeros([WARPS], tl.float32)  # what the accumulator's numbers are in
     if not VALUE_SCALES_BY_PAGE:
-        value_unit = tl.load(value_scales + batch * value_scale_block_stride)
-    running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    weight_sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    nothing = tl.zeros([BLOCK_M, QUARTER], tl.float32)
-    accumulators = (nothing, nothing, nothing, nothing)  # of the channels 4i, 4i + 1, 4i + 2, 4i + 3
-    page_key_scales = tl.zeros([BLOCK_N], tl.float32)  # of no use without scales by page
-    page_value_scales = tl.zeros([BLOCK_N], tl.float32)
-    inside = begin + tl.arange(0, BLOCK_N) < end
+        value_unit += tl.load(value_scales + batch * value_scale_block_stride)
+    running_max = tl.full([WARPS, BLOCK_M], float("-inf"), tl.float32)
+    weight_sums = tl.zeros([WARPS, 8, BLOCK_M], tl.float32)
+    even = tl.zeros([WARPS, WORDS, BLOCK_M], tl.float32)  # the accumulator of the channels 2i
+    odd = tl.zeros([WARPS, WORDS, BLOCK_M], tl.float32)
+    page_key_scales = tl.zeros([WARPS, KEYS], tl.float32)  # of no use without scales by page
+    page_value_scales = tl.zeros([WARPS, KEYS], tl.float32)
     if KEY_SCALES_BY_PAGE:
         page_key_scales = load_page_scales(key_scales, pages, inside, key_scale_block_stride)
     if VALUE_SCALES_BY_PAGE:
         page_value_scales = load_page_scales(value_scales, pages, inside, value_scale_block_stride)
+    channels, words = tl.arange(0, HEAD_DIM)[None, None, :], tl.arange(0, WORDS)[None, :, None]
     for start in tl.range(begin, end, BLOCK_N):
-        positions = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        positions = start + places  # [WARPS, KEYS]
         inside = positions < end
+        next_inside = positions + BLOCK_N < end
         if PAGE_SIZE > 0:
-            next_pages = load_page_numbers(table, start + BLOCK_N, end, PAGE_SIZE, BLOCK_N)  # [BLOCK_N]
+            next_pages = tl.load(table + (positions + BLOCK_N) // PAGE_SIZE, mask=next_inside, other=0)
             key_rows = page_rows(pages, positions, key_block_stride, key_stride, PAGE_SIZE)
-            value_rows = key_rows // 4 if SAME_STRIDES else page_rows(
+            value_rows = key_rows // 2 if SAME_STRIDES else page_rows(
                 pages, positions, value_block_stride, value_stride, PAGE_SIZE)  # fmt: skip
         else:
             key_rows = positions.to(tl.int64) * key_stride
-            value_rows = key_rows // 4 if SAME_STRIDES else positions.to(tl.int64) * value_stride
-        codes = load_cache_rows(keys + key_rows, inside, HEAD_DIM, HEAD_DIM)  # [BLOCK_N, HEAD_DIM]
-        key_tile = e4m3_numbers(codes, query.dtype, NATIVE)
-        scores = tl.dot(query, tl.trans(key_tile), input_precision=FLOAT32_PRECISION) * score_scale[:, None]
+            value_rows = key_rows // 2 if SAME_STRIDES else positions.to(tl.int64) * value_stride
+        codes = tl.load(keys + (key_rows[:, :, None] + channels), mask=inside[:, :, None], other=0.0,
+                        eviction_policy="evict_first")  # [WARPS, KEYS, HEAD_DIM]  # fmt: skip
+        scores = tl.dot(e4m3_numbers(codes, dtype, NATIVE), query, input_precision=FLOAT32_PRECISION) * score_scale
         if KEY_SCALES_BY_PAGE:
-            scores *= page_key_scales[None, :]
-        scores = tl.where(inside[None, :], scores, float("-inf"))  # [BLOCK_M, BLOCK_N]
+            scores *= page_key_scales[:, :, None]
+        scores = tl.where(inside[:, :, None], scores, float("-inf"))  # [WARPS, KEYS, BLOCK_M]
         running_max, weights, rescale = weigh(scores, running_max, 1.0, MASKED=True, EXPONENT=LARGEST_WEIGHT)
-        weight_sums = weight_sums * rescale[:, None] + weights
+        weight_sums = add_weights(weight_sums, weights, rescale)
         if VALUE_SCALES_BY_PAGE:
             # The accumulator is kept in the largest scale so far, as it is in the largest weight: no weight grows.
-            new_unit = tl.maximum(value_unit, tl.max(page_value_scales, axis=0))
+            new_unit = tl.maximum(value_unit, tl.max(page_value_scales, axis=1))  # [WARPS]
             divisor = tl.where(new_unit == 0.0, 1.0, new_unit)
-            weights *= (page_value_scales / divisor)[None, :]
-            rescale *= value_unit / divisor
+            weights *= (page_value_scales / divisor[:, None])[:, :, None]
+            rescale *= (value_unit / divisor)[:, None]
             value_unit = new_unit
-        words = load_cache_rows(values + value_rows, inside, QUARTER, QUARTER)  # [BLOCK_N, HEAD_DIM / 4]
-        accumulators = add_values(accumulators, weights.to(query.dtype), words, rescale, NATIVE)
+        weights, rescale = weights.to(dtype), rescale[:, None]
+        codes = tl.load(values + (value_rows[:, None, :] + words), mask=inside[:, None, :], other=0,
+                        eviction_policy="evict_first")  # [WARPS, WORDS, KEYS]  # fmt: skip
+        first, second = e4m3_halves(codes, dtype, NATIVE)
+        even = tl.dot(first, weights, even * rescale, input_precision=FLOAT32_PRECISION)
+        odd = tl.dot(second, weights, odd * rescale, input_precision=FLOAT32_PRECISION)
         if PAGE_SIZE > 0:
             pages = next_pages
             # Asked for a step ahead too, when the page's number has come: a load that waits for another's result, used
             # in the same step, would stop every step for the time of a trip to memory.
-            inside_next = positions + BLOCK_N < end
             if KEY_SCALES_BY_PAGE:
-                page_key_scales = load_page_scales(key_scales, pages, inside_next, key_scale_block_stride)
+                page_key_scales = load_page_scales(key_scales, pages, next_inside, key_scale_block_stride)
             if VALUE_SCALES_BY_PAGE:
-                page_value_scales = load_page_scales(value_scales, pages, inside_next, value_scale_block_stride)
+                page_value_scales = load_page_scales(value_scales, pages, next_inside, value_scale_block_stride)
 
-    even = tl.join(accumulators[0], accumulators[2])  # [BLOCK_M, HEAD_DIM / 4, 2]
-    accumulator = tl.reshape(tl.join(even, tl.join(accumulators[1], accumulators[3])), (BLOCK_M, HEAD_DIM))
-    finish_split(running_max, tl.sum(weight_sums, axis=1), accumulator * value_unit, heads, is_head,
+    running_max, running_sum, shares = merge_sums(running_max, weight_sums)
+    shares *= value_unit[:, None]
+    rows = tl.permute(tl.join(even, odd) * shares[:, None, :, None], (2, 1, 3, 0))  # [BLOCK_M, WORDS, 2, WARPS]
+    accumulator = add_warps(tl.reshape(rows, (BLOCK_M, HEAD_DIM, WARPS)))
+    finish_split(running_max, running_sum, accumulator, heads, is_head,
                  (output_pointer + batch * output_batch_stride, output_head_stride),
                  lse_pointer if lse_pointer is None else lse_pointer + batch * query_heads,
                  (partial_outputs, partial_lses, arrivals), batch, query_heads, heads_per_key_head,
@@ -201,7 +190,7 @@ def fp8_decode_attention(
     Args:
         query: [batch, query_heads, head_dim], float32, float16 or bfloat16; head_dim 64, 128 or 256. Any strides, with
             a contiguous last dimension; the caches too, but the strides of values, and where they begin, are multiples
-            of 4.
+            of 2.
         key_cache, value_cache: float8_e4m3fn [batch, key_heads, capacity, head_dim], on query's device. query_heads is
             a multiple of key_heads; query head h reads key head h // (query_heads // key_heads).
         lengths: int32 or int64 [batch], tokens of each sequence in the cache, the current one included; 0 to capacity.
@@ -286,13 +275,10 @@ def launch(query, keys, values, tables, lengths, longest, key_scales, value_scal
     check_words("value_cache" if tables is None else "value_pages", values)
     _, query_heads, head_dim = query.shape
     key_heads = keys.shape[1]
-    by_page = tables is not None and 2 in (key_scales.dim(), value_scales.dim())
-    plan, output, parts, lse = prepare_step(
-        query, key_heads, longest, splits, return_lse, output, workspace, functools.partial(fp8_plan, by_page=by_page)
-    )
+    plan, output, parts, lse = prepare_step(query, key_heads, longest, splits, return_lse, output, workspace, fp8_plan)
     native = native_e4m3(query.device)
     same_strides = keys.stride() == values.stride()
-    values = values.view(torch.int32)
+    values = values.view(torch.int16)
     if not native:
         keys = keys.view(torch.int8)
     scale_strides = [stride for scales in (key_scales, value_scales) for stride in (0, 0, *scales.stride())[-2:]]
@@ -310,11 +296,11 @@ def launch(query, keys, values, tables, lengths, longest, key_scales, value_scal
 
 
 def check_words(name: str, codes) -> None:
-    """Raise a ValueError unless four codes after another are always a word of memory: they are loaded as one."""
-    if codes.storage_offset() % 4 or any(stride % 4 for stride in codes.stride()[:-1]):
+    """Raise a ValueError unless two codes after another are always a word of memory: they are loaded as one."""
+    if codes.storage_offset() % 2 or any(stride % 2 for stride in codes.stride()[:-1]):
         raise ValueError(
             f"{name} begins {codes.storage_offset()} bytes into its memory and has strides {codes.stride()}; both must "
-            "be multiples of 4 but for the last dimension's: codes are loaded four at a time. Take a copy, "
+            "be multiples of 2 but for the last dimension's: codes are loaded two at a time. Take a copy, "
             f"{name}.contiguous()."
         )
 
@@ -329,7 +315,7 @@ def compile_cases() -> list[CompileCase]:
 
     def types(case):
         codes = "*fp8e4nv" if case[0] >= NATIVE_E4M3 else "*i8"
-        return {"key_pointer": codes, "value_pointer": "*i32", "key_scales": "*fp32", "value_scales": "*fp32"}
+        return {"key_pointer": codes, "value_pointer": "*i16", "key_scales": "*fp32", "value_scales": "*fp32"}
 
     return [
         case

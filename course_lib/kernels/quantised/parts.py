@@ -19,27 +19,46 @@ E4M3_BIAS = tl.constexpr(256.0)
 E2M1_BIAS = tl.constexpr(16384.0)  # 2^(15 - 1)
 LOWEST_CODE, HIGHEST_CODE = tl.constexpr(-8.0), tl.constexpr(7.0)  # of INT4
 ROUNDING = tl.constexpr(1.5 * 2.0**23)  # float32 has no digits after the point there, and rounds a sum to even
-INT4_ASSEMBLY = tl.constexpr("""{
-    .reg .b32 high, code, half, less, sixteenth, rest;
-    shr.u32 high, $4, 8;
-    mov.b32 half, 0x38003800;
-    mov.b32 less, 0xE008E008;
-    mov.b32 sixteenth, 0x28002800;
-    mov.b32 rest, 0xD080D080;
-    lop3.b32 code, $4, 0x000F000F, 0x64086408, 0x6A;
-    fma.rn.f16x2 code, code, half, less;
-    fma.rn.f16x2 $0, code, $5, $9;
-    lop3.b32 code, $4, 0x00F000F0, 0x64806480, 0x6A;
-    fma.rn.f16x2 code, code, sixteenth, rest;
-    fma.rn.f16x2 $1, code, $6, $10;
-    lop3.b32 code, high, 0x000F000F, 0x64086408, 0x6A;
-    fma.rn.f16x2 code, code, half, less;
-    fma.rn.f16x2 $2, code, $7, $11;
-    lop3.b32 code, high, 0x00F000F0, 0x64806480, 0x6A;
-    fma.rn.f16x2 code, code, sixteenth, rest;
-    fma.rn.f16x2 $3, code, $8, $12;
-}""")
 EXPONENT_BITS = tl.constexpr(0x7F800000)  # of float32
+# Two codes of each of two words, to the first of both and the second of both.
+E4M3_ASSEMBLY = tl.constexpr("""{
+    .reg .b32 codes;
+    .reg .b16 first, second;
+    prmt.b32 codes, $2, $2, 0x3120;
+    mov.b32 {first, second}, codes;
+    cvt.rn.f16x2.e4m3x2 $0, first;
+    cvt.rn.f16x2.e4m3x2 $1, second;
+}""")
+# In which half of a pair of float16 the scale of a word's codes lies: that of a value's group, or each in its own.
+LOW_HALF, HIGH_HALF, EACH_ITS_OWN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+def int4_assembly(halves: int) -> tl.constexpr:
+    """`int4_numbers` for two words at a time, which are $4; $0 to $3 become the numbers of their codes.
+
+    $5 to $8: the two words' scales, pairs of the first codes and then of the others; $9 to $12: the middles. Two halves
+    are brought together by one instruction here. Left to the compiler, each is first taken out of its pair by another.
+    """
+    lines = [".reg .b32 high, code, scale, middle, half, less, sixteenth, rest;", "shr.u32 high, $4, 8;",
+             "mov.b32 half, 0x38003800;", "mov.b32 less, 0xE008E008;",
+             "mov.b32 sixteenth, 0x28002800;", "mov.b32 rest, 0xD080D080;"]  # fmt: skip
+    for code in range(4):
+        own = halves == EACH_ITS_OWN.value
+        pair = 2 * (code // 2) if own else 0
+        both = ("0x5410", "0x7632")[code % 2 if own else halves]  # the low halves of two registers, or the high ones
+        magic = "0x00F000F0, 0x64806480" if code % 2 else "0x000F000F, 0x64086408"
+        lines += [
+            f"lop3.b32 code, {'high' if code >= 2 else '$4'}, {magic}, 0x6A;",
+            f"fma.rn.f16x2 code, code, {'sixteenth, rest' if code % 2 else 'half, less'};",
+            f"prmt.b32 scale, ${5 + pair}, ${6 + pair}, {both};",
+            f"prmt.b32 middle, ${9 + pair}, ${10 + pair}, {both};",
+            "mul.rn.f16x2 middle, middle, half;",
+            f"fma.rn.f16x2 ${code}, code, scale, middle;",
+        ]
+    return tl.constexpr("\n".join(("{", *lines, "}")))
+
+
+LOW_ASSEMBLY, HIGH_ASSEMBLY, OWN_ASSEMBLY = (int4_assembly(halves) for halves in range(3))
 
 
 # --------------------------------------------------------------------------------------------------- codes to numbers
@@ -57,6 +76,21 @@ def e4m3_numbers(codes, dtype: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
+def e4m3_halves(words, dtype: tl.constexpr, NATIVE: tl.constexpr):
+    """The numbers of the first and of the second e4m3 code of int16 words: two tiles, as `e4m3_numbers` has them."""
+    if NATIVE and dtype == tl.float16:
+        first, second = tl.inline_asm_elementwise(
+            E4M3_ASSEMBLY, "=r,=r,r", (words,), dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+        )
+    else:
+        first, second = words.to(tl.int8), (words >> 8).to(tl.int8)
+        if NATIVE:
+            first, second = first.to(tl.float8e4nv, bitcast=True), second.to(tl.float8e4nv, bitcast=True)
+        first, second = e4m3_numbers(first, dtype, NATIVE), e4m3_numbers(second, dtype, NATIVE)
+    return first, second
+
+
+@triton.jit
 def e2m1_numbers(codes):
     """The numbers of e2m1 codes 0 to 15, float16: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and from 8 on their negatives."""
     codes = codes.to(tl.int16)
@@ -65,25 +99,38 @@ def e2m1_numbers(codes):
 
 
 @triton.jit
-def int4_numbers(words, scales, middles, dtype: tl.constexpr, ASSEMBLY: tl.constexpr):
+def int4_numbers(words, scales, middles, HALVES: tl.constexpr, dtype: tl.constexpr, ASSEMBLY: tl.constexpr):
     """Half of code · scale + middle, for each of the four codes of int16 words: four tiles of `dtype`.
 
-    scales, middles: float16, four tiles each that broadcast to that of words; the middles are halves already. Halves,
-    since the largest number of a group may lie above float16's largest by what scale and middle were rounded.
-    dtype: float16, of one rounding, or float32. ASSEMBLY: two words at a time; without, in float32.
+    scales, middles: two tiles each that broadcast to that of words, of pairs of float16 in int32. HALVES: which half of
+    the first is that of all four codes; or EACH_ITS_OWN: those of two codes are in the first, and of two in the second.
+    Halves of numbers, since the largest of a group may lie above float16's largest by what scale and middle were
+    rounded. dtype: float16, of one rounding, or float32. ASSEMBLY: two words at a time; without, in float32.
     """
     if ASSEMBLY and dtype == tl.float16:
+        TEXT: tl.constexpr = OWN_ASSEMBLY if HALVES == EACH_ITS_OWN else HIGH_ASSEMBLY if HALVES else LOW_ASSEMBLY
         numbers = tl.inline_asm_elementwise(
-            INT4_ASSEMBLY, "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r", (words,) + scales + middles,
+            TEXT, "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r", (words,) + scales + middles,
             dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=2,
         )  # fmt: skip
     else:
         numbers = ()
-        for quarter in tl.static_range(4):
-            codes = (((words >> (4 * quarter)) & 15) ^ 8).to(tl.float32) - 8.0
-            halves = codes * 0.5 * scales[quarter].to(tl.float32) + middles[quarter].to(tl.float32)
-            numbers = numbers + (halves.to(dtype),)
+        for code in tl.static_range(4):
+            steps = (((words >> (4 * code)) & 15) ^ 8).to(tl.float32) - 8.0
+            half_middle = number_for(middles, code, HALVES) * 0.5
+            half = steps * 0.5 * number_for(scales, code, HALVES).to(tl.float32) + half_middle.to(tl.float32)
+            numbers = numbers + (half.to(dtype),)
     return numbers
+
+
+@triton.jit
+def number_for(pairs, code: tl.constexpr, HALVES: tl.constexpr):
+    """The float16 number, a scale or a middle, for one of a word's four codes."""
+    if HALVES == EACH_ITS_OWN:
+        bits = pairs[code // 2] >> (16 * (code % 2))
+    else:
+        bits = pairs[0] >> (16 * HALVES)
+    return bits.to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit

@@ -1,91 +1,82 @@
-"""How decode over quantised caches is cut: as decode is, for tiles that hold half the bytes, or a quarter.
+"""How decode over quantised caches is cut: tiles that hold half the bytes, or a quarter, and keys of its own per warp.
 
-Little's law asks for 27 KB on their way to each multiprocessor of an H200 (see `decode.tiles`): 64 keys of e4m3 and
-their values are 16 KB. That is less than the bytes need, since here they have to be worked on too: codes become numbers
-on the ordinary units, about 600 instructions of a warp for 64 keys (sm_90, from the machine code). Two cuts of e4m3 do
-well, each with two programs on a multiprocessor (H100, 32 query heads on 8, D = 128, µs):
+Little's law asks for 27 KB on their way to each multiprocessor of an H200 (see `decode.tiles`). Two tiles of a program
+of four warps are 64 KB, in e4m3 with 32 keys for each warp as in INT4 with 64 (D = 128). Two programs on a
+multiprocessor take turns, so that one works while the other waits. Measured on an H200 with 32 query heads on 8,
+D = 128, 16 sequences of 8,192 tokens, in µs:
 
-    batch, context              1, 128k    16, 8k    64, 4k    with scales by page
-    deep, 64 keys, 4 stages        113       112       252     132 · 131 · 269
-    wide, 128 keys, 3 stages       116       114       199     114 · 112 · 199
-    16 bits                        197       193       367
+                                      16 bits    e4m3    INT4
+    bytes                              537 MB     268     151
+    a kernel that only reads them         133      74      48
+    the decode step                       136      81      63.5
+    the same with lengths of 0              6       9      11
 
-So wide is taken, and deep where splits give each multiprocessor its two programs and the scales are by head.
+So e4m3 could gain 1.8 there and gains 1.7, and INT4 could gain 2.9 and gains 2.1. With 16 or 32 keys for each warp INT4
+took 81 and 65: a step's scales are then for fewer keys.
 """
 
 import functools
 
 import torch
-import triton
 
 from course_lib.hardware.compiler.architectures import ARCHITECTURES
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.common.machine import architecture_of, multiprocessor_count
 from course_lib.kernels.common.signatures import KINDS, signature_of
 from course_lib.kernels.common.tiles import SHARED_MEMORY_RESERVE, Tiles
-from course_lib.kernels.decode.tiles import INTERPRETED_KEYS, LEAST_ROWS, Cut, DecodePlan, cheapest_of, group_rows
+from course_lib.kernels.decode.tiles import Cut, DecodePlan, cheapest_of, group_rows
 from course_lib.kernels.quantised.formats import GROUP
+from course_lib.kernels.quantised.warps import FP8_NUMBERS, INT4_NUMBERS
 
 NATIVE_E4M3 = 89  # the first architecture that converts it by an instruction
-MOST_ROWS = 32  # with 64 wgmma would want the values in shared memory, as numbers
-FP8_RESIDENTS = 2  # programs of 4 warps on a multiprocessor
+MOST_RESIDENTS = 2  # programs on a multiprocessor
 HEAD_DIMS = (64, 128, 256)
+LEAST_HEADS = 8  # columns of a matrix instruction
+WARPS = 4  # of a program, each with keys of its own
 
 
 @functools.cache
 def fp8_cuts(arch: int | None, dtype: torch.dtype, head_dim: int, heads_per_key_head: int) -> tuple[Cut, ...]:
-    """The cuts for an architecture (80, 90, ...; None: the interpreter), the query's dtype and a group of heads.
-
-    The first is for any problem; the second, if there is one, for one whose splits just fill the multiprocessors.
-    """
-    rows = min(MOST_ROWS, max(LEAST_ROWS, triton.next_power_of_2(heads_per_key_head)))
+    """The cut for an architecture (80, 90, ...; None: the interpreter), the query's dtype and a group of heads."""
+    columns, keys = head_columns(heads_per_key_head, head_dim), FP8_NUMBERS.value // head_dim
     if arch is None:
-        return (Cut(Tiles(rows, INTERPRETED_KEYS, warps=4, stages=1), 1),)
+        return (Cut(Tiles(columns, 2 * keys, warps=4, stages=1), 1),)
     if dtype == torch.float32 or arch < 80:  # no matrix instructions: operands stay in registers
-        return (Cut(Tiles(LEAST_ROWS, 32 if head_dim <= 128 else 16, warps=4, stages=1), 2),)
-    deep = Tiles(rows, min(64, 8192 // head_dim), 4, stages=4)
-    if rows > LEAST_ROWS:
-        return (Cut(Tiles(rows, deep.key_rows, 8, stages=3), 1),)
-    # 128 keys of 64 numbers take more registers than there are: a tile of 16 words is less than four warps' columns.
-    cuts = (deep,) if head_dim == 64 else (Tiles(rows, 2 * deep.key_rows, 4, stages=3), deep)
-    return tuple(Cut(tiles, residents(tiles, head_dim, arch)) for tiles in cuts)
-
-
-def residents(tiles: Tiles, head_dim: int, arch: int) -> int:
-    """How many programs over e4m3 a multiprocessor has shared memory for, FP8_RESIDENTS at most."""
-    in_flight = head_dim * 2 * (tiles.stages - 1) * tiles.key_rows + 2 * head_dim * tiles.query_rows
-    limits = ARCHITECTURES[max(known for known in ARCHITECTURES if known <= arch)]
-    return max(1, min(FP8_RESIDENTS, limits.shared_per_sm // (in_flight + SHARED_MEMORY_RESERVE)))
-
-
-def fp8_plan(query, key_heads: int, longest: int, splits: int | None = None, by_page: bool = False) -> DecodePlan:
-    """`decode_plan` for e4m3 caches, whose keys take half the time of those of 16 bits.
-
-    by_page: whether keys or values have scales by page.
-    """
-    batch, query_heads, head_dim = query.shape
-    group = query_heads // key_heads
-    cuts = fp8_cuts(architecture_of(query.device), query.dtype, head_dim, group)
-    multiprocessors = multiprocessor_count(query.device)
-    tiles, programs_at_once = cuts[-1]
-    programs = batch * key_heads * triton.cdiv(group, tiles.query_rows)
-    chosen = cuts[0] if by_page or programs >= multiprocessors * programs_at_once else cuts[-1]
-    return cheapest_of((chosen,), batch, group, key_heads, -(-longest // 2), multiprocessors, splits)
+        return (Cut(Tiles(LEAST_HEADS, 32 if head_dim <= 128 else 16, warps=4, stages=1), 2),)
+    tiles = Tiles(columns, WARPS * keys, WARPS, stages=3)
+    return (Cut(tiles, residents(tiles, 2 * head_dim, arch)),)
 
 
 @functools.cache
 def int4_cuts(arch: int | None, dtype: torch.dtype, head_dim: int, heads_per_key_head: int) -> tuple[Cut, ...]:
-    """The cut for INT4: tiles of the 64 keys that have one scale, 186 registers a thread at head dimension 128.
-
-    With 32 rows there would be none left, so groups of more than 16 heads read the cache once for every 16.
-    """
+    """The cut for INT4, as `fp8_cuts` has it."""
+    columns, keys = head_columns(heads_per_key_head, head_dim), min(GROUP, INT4_NUMBERS.value // head_dim)
     if arch is None:
-        return (Cut(Tiles(LEAST_ROWS, GROUP, warps=4, stages=1), 1),)
+        return (Cut(Tiles(columns, 2 * keys, warps=4, stages=1), 1),)
     if dtype == torch.float32 or arch < 80:
-        return (Cut(Tiles(LEAST_ROWS, GROUP, warps=8, stages=1), 1),)
-    if head_dim == 256:
-        return (Cut(Tiles(LEAST_ROWS, GROUP, warps=8, stages=3), 1),)
-    return (Cut(Tiles(LEAST_ROWS, GROUP, warps=4, stages=3), 2),)
+        return (Cut(Tiles(LEAST_HEADS, GROUP, warps=8, stages=1), 1),)
+    tiles = Tiles(columns, WARPS * keys, WARPS, stages=3)
+    return (Cut(tiles, residents(tiles, 9 * head_dim // 8, arch)),)
+
+
+def head_columns(heads_per_key_head: int, head_dim: int) -> int:
+    """Columns of a tile of scores, for the heads of a group: as many as leave the accumulator in registers."""
+    return LEAST_HEADS if heads_per_key_head <= LEAST_HEADS or head_dim > 128 else 2 * LEAST_HEADS
+
+
+def residents(tiles: Tiles, key_bytes: int, arch: int) -> int:
+    """How many programs a multiprocessor has shared memory for, MOST_RESIDENTS at most; key_bytes: and of its value."""
+    in_flight = key_bytes * (tiles.stages - 1) * tiles.key_rows
+    limits = ARCHITECTURES[max(known for known in ARCHITECTURES if known <= arch)]
+    return max(1, min(MOST_RESIDENTS, limits.shared_per_sm // (in_flight + SHARED_MEMORY_RESERVE)))
+
+
+def fp8_plan(query, key_heads: int, longest: int, splits: int | None = None) -> DecodePlan:
+    """`decode_plan` for e4m3 caches, whose keys take half the time of those of 16 bits."""
+    batch, query_heads, head_dim = query.shape
+    group = query_heads // key_heads
+    cuts = fp8_cuts(architecture_of(query.device), query.dtype, head_dim, group)
+    return cheapest_of(cuts, batch, group, key_heads, -(-longest // 2), multiprocessor_count(query.device), splits)
 
 
 def int4_plan(query, key_heads: int, longest: int, splits: int | None = None) -> DecodePlan:

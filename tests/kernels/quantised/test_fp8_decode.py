@@ -263,12 +263,12 @@ def test_scales_are_asked_for_and_those_of_unused_pages_may_be_anything():
 
 
 def test_values_that_are_no_words_of_memory_are_refused():
-    codes = torch.zeros(2, 1, 16, 68, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    codes = torch.zeros(2, 1, 16, 66, dtype=torch.uint8).view(torch.float8_e4m3fn)
     query, lengths = torch.zeros(2, 1, 64), torch.tensor([3, 4])
     scales = {"key_scales": torch.tensor(1.0), "value_scales": torch.tensor(1.0)}
-    fp8_decode_attention(query, codes[..., 1:65], codes[..., 4:], lengths, **scales)
-    with pytest.raises(ValueError, match=r"value_cache begins 2 bytes .* multiples of 4 .* value_cache.contiguous\(\)"):
-        fp8_decode_attention(query, codes[..., 1:65], codes[..., 2:66], lengths, **scales)
+    fp8_decode_attention(query, codes[..., 1:65], codes[..., 2:], lengths, **scales)
+    with pytest.raises(ValueError, match=r"value_cache begins 1 bytes .* multiples of 2 .* value_cache.contiguous\(\)"):
+        fp8_decode_attention(query, codes[..., 2:], codes[..., 1:65], lengths, **scales)
     odd = torch.zeros(2, 1, 16, 67, dtype=torch.uint8).view(torch.float8_e4m3fn)[..., :64]
     with pytest.raises(ValueError, match=r"value_cache .* strides \(1072, 1072, 67, 1\)"):
         fp8_decode_attention(query, odd, odd, lengths, **scales)

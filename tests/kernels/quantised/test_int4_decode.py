@@ -10,7 +10,6 @@ import triton.language as tl
 
 from course_lib.hardware.device import interpreting
 from course_lib.kernels.decode.workspace import decode_workspace
-from course_lib.kernels.quantised import parts
 from course_lib.kernels.quantised.formats import (
     GROUP,
     empty_int4_cache,
@@ -19,7 +18,15 @@ from course_lib.kernels.quantised.formats import (
     unpack_int4,
 )
 from course_lib.kernels.quantised.int4_decode import int4_decode_attention, paged_int4_decode_attention
-from course_lib.kernels.quantised.parts import int4_numbers
+from course_lib.kernels.quantised.parts import (
+    EACH_ITS_OWN,
+    HIGH_ASSEMBLY,
+    HIGH_HALF,
+    LOW_ASSEMBLY,
+    LOW_HALF,
+    OWN_ASSEMBLY,
+    int4_numbers,
+)
 from course_lib.kernels.quantised.reference import append_to_int4_reference, int4_decode_reference
 from tests.kernels.decode.cases import assert_close_to_float64, odd_strides, plain_results
 from tests.kernels.quantised.cases import folded_results, poison_int4, shuffled_tables, some, with_outliers
@@ -93,6 +100,17 @@ def test_lengths_around_groups_are_right(length, splits):
     assert (output[1] == 0).all() and (lse[1] == -math.inf).all()
 
 
+@pytest.mark.parametrize("length", [256, 320, 449, 640, 700])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_warps_take_blocks_in_turns_and_none_that_is_not_there(length, splits):
+    """More blocks than a step has warps, and a last step that is not full: a block taken twice would count twice."""
+    lengths = torch.tensor([length, 65])
+    query = some(2, 3, 64, seed=length, dtype=torch.float16)
+    tables, pages = shuffled_tables(Random(length), lengths, 12, GROUP)
+    cache = filled(lengths, 1, 64, tables=tables, pages=pages)
+    assert_right(query, cache, lengths, tables, splits=splits)
+
+
 def test_pages_give_the_bits_of_a_contiguous_cache():
     lengths, tables = torch.tensor([150, 64]), torch.tensor([[4, 1, 2], [0, 3, 5]])
     query = some(2, 8, 128, dtype=torch.float16)
@@ -124,21 +142,23 @@ def test_the_largest_scale_does_not_overflow_in_float16():
 
 
 @triton.jit
-def numbers_kernel(words, scales, middles, numbers):
+def numbers_kernel(words, scales, middles, numbers, HALVES: tl.constexpr):
+    """scales, middles [2, 65536]: pairs of float16, for the first two codes of each word and for the others."""
     place = tl.arange(0, 65536)
-    scale, middle = tl.load(scales + place), tl.load(middles + place)
-    first, second, third, fourth = int4_numbers(
-        tl.load(words + place), (scale, scale, scale, scale), (middle, middle, middle, middle), tl.float16, False
-    )
-    tl.store(numbers + 4 * place, first)
-    tl.store(numbers + 4 * place + 1, second)
-    tl.store(numbers + 4 * place + 2, third)
-    tl.store(numbers + 4 * place + 3, fourth)
+    pairs = (tl.load(scales + place), tl.load(scales + 65536 + place))
+    middle_pairs = (tl.load(middles + place), tl.load(middles + 65536 + place))
+    found = int4_numbers(tl.load(words + place), pairs, middle_pairs, HALVES, tl.float16, False)
+    for code in tl.static_range(4):
+        tl.store(numbers + 4 * place + code, found[code])
 
 
-def assembled(words, scales, middles):
-    """What INT4_ASSEMBLY leaves in $0 to $3, for int32 words of two int16, and scales and middles of float16."""
-    registers = {"$4": words} | {f"${5 + k}": scales for k in range(4)} | {f"${9 + k}": middles for k in range(4)}
+def assembled(text, words, scales, middles):
+    """What the assembly leaves in $0 to $3, for int32 words of two int16, and pairs [2, words] of scales and middles.
+
+    Both words of a register are the same here, and so are their scales.
+    """
+    registers = {"$4": words} | {f"${5 + k}": scales[k // 2] for k in range(4)}
+    registers |= {f"${9 + k}": middles[k // 2] for k in range(4)}
 
     def value(name):
         return torch.tensor(int(name, 16)).int() if name.startswith("0x") else registers[name]
@@ -147,24 +167,26 @@ def assembled(words, scales, middles):
         bits = value(name)
         if bits.dtype == torch.float16:
             return bits.double()
-        if bits.dim() == 0:  # a constant
-            bits = torch.tensor(int(bits) & 0xFFFF)
         return (bits & 0xFFFF).to(torch.int32).short().view(torch.float16).double()
 
-    constants = {}
-    for line in parts.INT4_ASSEMBLY.value.splitlines()[2:-1]:
+    for line in text.value.splitlines()[2:-1]:
         instruction, operands = line.strip().rstrip(";").split(" ", 1)
         target, *others = [operand.strip() for operand in operands.split(",")]
         if instruction == "mov.b32":
-            constants[target] = int(others[0], 16)
-            assert constants[target] >> 16 == constants[target] & 0xFFFF
-            registers[target] = torch.tensor(constants[target] & 0xFFFF)
+            constant = int(others[0], 16)
+            assert constant >> 16 == constant & 0xFFFF
+            registers[target] = torch.tensor([constant & 0xFFFF])
         elif instruction == "shr.u32":
             registers[target] = (value(others[0]).long() & 0xFFFFFFFF) >> int(others[1])
+        elif instruction == "prmt.b32":
+            assert others[2] in ("0x5410", "0x7632")
+            registers[target] = value(others[0]) >> (16 if others[2] == "0x7632" else 0)
         elif instruction == "lop3.b32":
             assert others[3] == "0x6A"  # (a & b) ^ c
             mask, flipped = int(others[1], 16), int(others[2], 16)
             registers[target] = (value(others[0]).long() & mask) ^ flipped
+        elif instruction == "mul.rn.f16x2":
+            registers[target] = (halves(others[0]) * halves(others[1])).half()
         else:
             assert instruction == "fma.rn.f16x2"
             factor, other, addend = (halves(name) for name in others)
@@ -172,16 +194,23 @@ def assembled(words, scales, middles):
     return [registers[f"${k}"] for k in range(4)]
 
 
-def test_every_word_becomes_its_four_numbers_in_both_ways():
+@pytest.mark.parametrize("halves", [LOW_HALF, HIGH_HALF, EACH_ITS_OWN], ids=["low", "high", "own"])
+def test_every_word_becomes_its_four_numbers_in_both_ways(halves):
     """int4_numbers in the interpreter, and its assembly, followed line by line, in the low half of a register."""
     words = torch.arange(65536).to(torch.int32).short()
-    scales, middles = (some(65536, seed=k).abs().half() for k in range(2))
+    scales, middles = (some(2, 65536, 2, seed=k).abs().half() for k in range(2))
+    pairs = [part.view(torch.int32).squeeze(-1).contiguous() for part in (scales, middles)]
     numbers = torch.empty(65536, 4, dtype=torch.float16)
-    numbers_kernel[(1,)](words, scales, middles, numbers)
+    numbers_kernel[(1,)](words, *pairs, numbers, halves.value)
     codes = unpack_int4(words.view(torch.uint8).view(-1, 2)).double()
-    right = (codes * 0.5 * scales.double()[:, None] + middles.double()[:, None]).half()
+    if halves == EACH_ITS_OWN:
+        scale, middle = (torch.cat([*part], dim=1).double() for part in (scales, middles))  # [words, 4]
+    else:
+        scale, middle = (part[0, :, halves.value, None].double() for part in (scales, middles))
+    right = (codes * 0.5 * scale + middle * 0.5).half()
     assert torch.equal(numbers, right)
-    assert torch.equal(torch.stack(assembled(words.int(), scales, middles), dim=1), right)
+    text = (LOW_ASSEMBLY, HIGH_ASSEMBLY, OWN_ASSEMBLY)[halves.value]
+    assert torch.equal(torch.stack(assembled(text, words.int(), *pairs), dim=1), right)
 
 
 def test_the_tolerance_sees_a_key_a_window_and_a_middle_that_are_lost():
