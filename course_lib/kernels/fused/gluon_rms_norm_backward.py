@@ -18,19 +18,15 @@ of 12,000 columns 212 µs, 0.87, and 378 µs.
 """
 
 import torch
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.hardware.device import interpreting, known, machine
 from course_lib.kernels.common.signatures import signature_of
-from course_lib.kernels.gluon.names import gl, gluon
+from course_lib.kernels.gluon.names import copy_to_shared, end_copies, gl, gluon, meet, wait_for_copies
 
 CHUNK, CHUNKS, SLOTS, NUM_WARPS = 4096, 4, 2, 16
 SHARED_BYTES = 227 * 1024  # of one program: what Hopper has
 WIDTH = gl.constexpr(8)  # elements of 16 bytes, which divide the columns and every stride
-# Triton 3.9 keeps the name of 3.6 only to raise.
-load_chunk = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
-barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 @gluon.jit
@@ -51,12 +47,12 @@ def ask_for_row(
         place = slot * CHUNKS + chunk
         column = columns_of(chunk, CHUNK, owner)
         inside = (column < columns) & (row < rows)
-        load_chunk(slots[0].index(place), summed_pointer + row * (strides[0] * WIDTH) + column, mask=inside)
-        load_chunk(slots[1].index(place), gradient_pointer + row * (strides[1] * WIDTH) + column, mask=inside)
+        copy_to_shared(slots[0].index(place), summed_pointer + row * (strides[0] * WIDTH) + column, mask=inside)
+        copy_to_shared(slots[1].index(place), gradient_pointer + row * (strides[1] * WIDTH) + column, mask=inside)
         if summed_gradient_pointer is not None:
             other_row = summed_gradient_pointer + row * (strides[2] * WIDTH)
-            load_chunk(slots[2].index(place), other_row + column, mask=inside)
-    async_copy.commit_group()
+            copy_to_shared(slots[2].index(place), other_row + column, mask=inside)
+    end_copies()
 
 
 @gluon.jit
@@ -107,7 +103,7 @@ def long_rows_kernel(
                     strides, columns, CHUNK, CHUNKS, owner)  # fmt: skip
     slot = 0
     for row in range(first, rows, apart):
-        async_copy.wait_group(SLOTS - 1)
+        wait_for_copies(SLOTS - 1)
         squares = gl.zeros([CHUNK], gl.float32, owner)
         products = gl.zeros([CHUNK], gl.float32, owner)
         for chunk in gl.static_range(CHUNKS):
@@ -119,7 +115,7 @@ def long_rows_kernel(
         inverse = gl.rsqrt(square / columns + epsilon)
         projection = product * inverse / columns
 
-        barrier()  # the compiler would keep in registers what it has read before
+        meet()  # the compiler would keep in registers what it has read before
         grown = ()
         for chunk in gl.static_range(CHUNKS):
             summed = summed_slots.index(slot * CHUNKS + chunk).load(owner).to(gl.float32)  # [CHUNK]

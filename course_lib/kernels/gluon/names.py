@@ -11,6 +11,7 @@ import triton
 try:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.ampere import async_copy
     from triton.experimental.gluon.language.nvidia.hopper import (
         fence_async_shared,
         mbarrier,
@@ -27,6 +28,10 @@ try:
     else:
         load_tile, store_tile = tma.async_copy_global_to_shared, tma.async_copy_shared_to_global
     wait_for_stores = tma.store_wait
+    # Each thread copies what it will read: no copy engine, no barrier in memory.
+    copy_to_shared = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+    end_copies, wait_for_copies = async_copy.commit_group, async_copy.wait_group
+    meet = getattr(gl, "barrier", None) or gl.thread_barrier
     from triton._C.libtriton import ir
     from triton.experimental.gluon.language._core import _unwrap_if_constexpr, builtin
     from triton.language.core import _aggregate as aggregate
@@ -53,6 +58,7 @@ def reinterpret(tile, shape, layout, _semantic=None):
 
 
 __all__ = [
-    "TensorDescriptor", "add_tile", "aggregate", "fence_async_shared", "gl", "gluon", "load_tile", "mbarrier",
-    "reinterpret", "store_tile", "wait_for_stores", "warpgroup_mma", "warpgroup_mma_init", "warpgroup_mma_wait",
+    "TensorDescriptor", "add_tile", "aggregate", "copy_to_shared", "end_copies", "fence_async_shared", "gl", "gluon",
+    "load_tile", "mbarrier", "meet", "reinterpret", "store_tile", "wait_for_copies", "wait_for_stores", "warpgroup_mma",
+    "warpgroup_mma_init", "warpgroup_mma_wait",
 ]  # fmt: skip
