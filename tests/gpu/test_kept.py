@@ -14,7 +14,12 @@ from course_lib.kernels.attention.dispatch import forward
 from course_lib.kernels.attention.operator import attention
 from course_lib.kernels.decode.append import append_to_pages
 from course_lib.kernels.decode.attention import decode_attention
+from course_lib.kernels.latent.attention import latent_decode_attention
 from course_lib.kernels.paged.attention import paged_decode_attention
+from course_lib.kernels.quantised.append import append_to_int4_pages
+from course_lib.kernels.quantised.formats import empty_int4_cache
+from course_lib.kernels.quantised.fp8_decode import paged_fp8_decode_attention
+from course_lib.kernels.quantised.int4_decode import paged_int4_decode_attention
 
 
 def halves(*shape):
@@ -37,12 +42,40 @@ def attention_inputs(head_dim=128, length=500):
     return [halves(2, heads, length, head_dim) for heads in (8, 2, 2)]
 
 
+def fp8_inputs():
+    query, *_, tables, lengths = paged_inputs()
+    pools = [halves(40, 8, 16, 128).to(torch.float8_e4m3fn) for _ in "kv"]
+    return query, *pools, tables, lengths
+
+
+def fp8_paged(query, keys, values, tables, lengths):
+    scales = torch.full((8,), 0.5, device="cuda")
+    return paged_fp8_decode_attention(
+        query, keys, values, tables, lengths, key_scales=scales, value_scales=scales, validate=False
+    )
+
+
+def int4_inputs():
+    cache = empty_int4_cache(2, 8, 128, pages=8, dtype=torch.float16, device="cuda")
+    tables = torch.randperm(8, device="cuda", dtype=torch.int32).view(2, 4)
+    key, value = halves(2, 8, 200, 128), halves(2, 8, 200, 128)
+    append_to_int4_pages(key, value, cache, tables, torch.zeros(2, dtype=torch.int32, device="cuda"), validate=False)
+    return halves(2, 32, 128), cache, tables, torch.tensor([200, 77], dtype=torch.int32, device="cuda")
+
+
+def latent_inputs():
+    return halves(2, 1, 16, 576), halves(2, 300, 576), torch.tensor([300, 5], device="cuda", dtype=torch.int32)
+
+
 CALLS = {
     "decode": (decode_attention, decode_inputs, {"validate": False}),
     "decode with its log-sum-exp": (decode_attention, decode_inputs, {"validate": False, "return_lse": True}),
     "decode in a window": (decode_attention, decode_inputs, {"validate": False, "window": 100}),
     "decode, one split": (decode_attention, functools.partial(decode_inputs, capacity=40), {"validate": False}),
     "pages": (paged_decode_attention, paged_inputs, {"validate": False}),
+    "pages of e4m3": (fp8_paged, fp8_inputs, {}),
+    "pages of INT4": (paged_int4_decode_attention, int4_inputs, {"validate": False}),
+    "latent": (latent_decode_attention, latent_inputs, {"scale": 0.05, "validate": False}),
     "attention": (attention, attention_inputs, {}),
     "attention, causal": (attention, attention_inputs, {"causal": True, "return_lse": True}),
     "attention, D 64": (attention, functools.partial(attention_inputs, 64), {"causal": True}),
@@ -51,7 +84,7 @@ CALLS = {
 
 
 def programs(function):
-    return (forward if function is attention else function).kept.programs
+    return {attention: forward, fp8_paged: paged_fp8_decode_attention}.get(function, function).kept.programs
 
 
 @pytest.mark.parametrize("name", CALLS)

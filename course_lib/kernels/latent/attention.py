@@ -7,6 +7,7 @@ the last program of a tile of 64 rows would have 8.6 MB to read alone.
 import torch
 import triton
 
+from course_lib.hardware.kept import kept
 from course_lib.kernels.common.cache_checks import check_indices, check_lengths, check_splits, check_tables
 from course_lib.kernels.common.numbers import LOG2_E
 from course_lib.kernels.decode.combine import combine_splits_kernel
@@ -15,6 +16,7 @@ from course_lib.kernels.latent.kernel import latent_decode_kernel
 from course_lib.kernels.latent.tiles import latent_plan
 
 
+@kept
 def latent_decode_attention(
     query,
     cache,
@@ -61,6 +63,7 @@ def latent_decode_attention(
     return launch(query, cache, None, lengths, cache.shape[1], scale, value_dim, causal, splits, return_lse, output)
 
 
+@kept
 def paged_latent_decode_attention(
     query,
     pages,

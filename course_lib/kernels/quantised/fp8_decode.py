@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
+from course_lib.hardware.kept import kept
 from course_lib.kernels.common.cache_checks import (
     check_indices,
     check_lengths,
@@ -170,6 +171,7 @@ def fp8_decode_kernel(
                  HEAD_DIM, GROUP_ROWS)  # fmt: skip
 
 
+@kept
 def fp8_decode_attention(
     query,
     key_cache,
@@ -224,6 +226,7 @@ def fp8_decode_attention(
                   splits, return_lse, output, workspace)  # fmt: skip
 
 
+@kept
 def paged_fp8_decode_attention(
     query,
     key_pages,

@@ -31,6 +31,7 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
+from course_lib.hardware.kept import kept
 from course_lib.kernels.common.cache_checks import (
     check_indices,
     check_lengths,
@@ -292,6 +293,7 @@ def int4_decode_kernel(
                  HEAD_DIM, GROUP_ROWS)  # fmt: skip
 
 
+@kept
 def int4_decode_attention(
     query,
     cache,
@@ -336,6 +338,7 @@ def int4_decode_attention(
     return launch(query, cache, None, lengths, capacity, scale, splits, return_lse, output, workspace)
 
 
+@kept
 def paged_int4_decode_attention(
     query,
     cache,
