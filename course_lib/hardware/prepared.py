@@ -154,9 +154,10 @@ def moved(place: Place, given: torch.Tensor):
     if isinstance(like, torch.Tensor):
         if place.offset == 0 and layout(like) == layout(given):
             return given
-        view = given.view(like.dtype) if given.element_size() == like.element_size() else given
-        first = view.storage_offset() + place.offset // view.element_size()
-        return view.as_strided(like.size(), like.stride(), first)
+        # By the bytes of its memory, whatever the given tensor takes them for: four codes may be a word.
+        begin = given.storage_offset() * given.element_size() + place.offset
+        found = torch.empty(0, dtype=like.dtype, device=given.device)
+        return found.set_(given.untyped_storage(), begin // like.element_size(), like.size(), like.stride())
     changed = copy.copy(like)
     changed.base = moved(place._replace(like=like.base), given)
     return changed

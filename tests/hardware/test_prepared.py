@@ -110,6 +110,25 @@ def test_a_function_that_writes_into_an_input_writes_into_the_one_it_is_given():
     assert torch.equal(pools[0][1, :, 1], key[0])
 
 
+@triton.jit
+def copied_kernel(x_pointer, output_pointer, length, BLOCK: tl.constexpr):
+    places = tl.arange(0, BLOCK)
+    tl.store(output_pointer + places, tl.load(x_pointer + places, mask=places < length), mask=places < length)
+
+
+def test_a_view_as_longer_words_moves_with_its_input():
+    """A kernel that takes four numbers of 16 bits as one word of 64."""
+
+    def copied(x):
+        output = torch.empty_like(x)
+        copied_kernel[(1,)](x[4:].view(torch.int64), output[4:].view(torch.int64), len(x) // 4 - 1, BLOCK=8)
+        return output[4:]
+
+    x, other = (aligned(24, dtype=torch.float16) for _ in range(2))
+    step = prepared(copied, x)
+    assert torch.equal(step(other), other[4:])
+
+
 def test_a_view_moves_with_its_input():
     x, other = aligned(20), aligned(20)
     step = prepared(scaled, x, part=slice(3, 15))
