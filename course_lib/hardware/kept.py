@@ -156,8 +156,13 @@ def describe(values, key: list, tensors: list[torch.Tensor]) -> bool:
     for value in values:
         kind = type(value)
         if kind in PLAIN:
-            key += layout(value)
-            tensors.append(value)
+            for number, other in enumerate(tensors):
+                if other is value:  # given twice
+                    key.append(number)
+                    break
+            else:
+                key += layout(value)
+                tensors.append(value)
         elif kind in CONSTANTS:
             key += (kind, value)
         elif isinstance(value, tuple):

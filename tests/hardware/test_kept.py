@@ -174,6 +174,22 @@ def test_a_function_that_does_more_than_launch_goes_the_long_way(function):
     assert list(keeper.programs.values()) == [None]
 
 
+def test_a_tensor_that_is_given_twice_is_known_as_such():
+    def pair(x, y):
+        calls.append(None)
+        return Counted()(x), Counted()(y)
+
+    keeper, calls = Kept(pair), []
+    for number in range(CALLS_BEFORE + 3):
+        x = torch.full((10,), float(number))
+        for found in keeper(x, x):
+            assert torch.equal(found, 2 * x)
+    assert len(calls) == CALLS_BEFORE + 1
+    x, y = torch.randn(10), torch.randn(10)
+    first, second = keeper(x, y)
+    assert torch.equal(first, 2 * x) and torch.equal(second, 2 * y) and len(calls) == CALLS_BEFORE + 2
+
+
 def test_inputs_that_share_memory_go_the_long_way():
     def pair(x, y):
         return Counted()(x[:8], output=y[:8])
