@@ -1,7 +1,5 @@
 """Exercise 17.3: attention with a window, by a kernel whose loop is bounded on both sides."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -154,10 +152,9 @@ def window_cases(draw):
 CONTRACT = Contract(
     made,
     choices={
-        "batch": (1, 2), "key_heads": (1, 2), "group": (1, 3),
+        "batch": (1, 2), "key_heads": (1, 2), "group": (1, 3), "scores": WITH_16_BITS,
         "query_length": (1, 2, 63, 64, 65, 131), "more": (0, 1, 37, 64, 200),
         "window": (1, 2, 63, 64, 65, 129, 1000), "head_dim": (16, 32, 128), "dtype": (torch.float32, torch.float16),
-        "scores": WITH_16_BITS,
         "rubbish": (Level(None, ""), Level(NAN, "NaN where no query sees"), Level(INF, "inf where no query sees")),
         "query_layout": unit_last("query"), "key_layout": unit_last("key"), "value_layout": unit_last("value"),
     },
@@ -198,12 +195,10 @@ EXERCISE = Exercise(
         Forbids(("scaled_dot_product_attention", "_scaled_dot_product", "bmm", "mm", "_softmax", *ARITHMETIC)),
     ),
     hints=(
-        "Draw a tile of 64 queries, and the keys that its first and its last query see. The picture gives you both "
-        "ends of the loop.",
+        "Draw a tile of 64 queries, and the keys that its first and last query see: they give both ends of the loop.",
         "begin = tl.maximum(0, first_query + key_length - query_length - window + 1) // BLOCK_N * BLOCK_N.",
         "A score counts where (keys <= positions) & (keys > positions - window) & (keys < key_length). The last rows "
         "of a tile may see no key of the first tile of keys, so new_max can be -inf: subtract 0 there.",
-        "The grid is (tiles of queries, query_heads, batch), and key_head = head // GROUP. Pass three strides for each "
-        "tensor.",
+        "The grid is (tiles of queries, query_heads, batch); key_head = head // GROUP. Pass three strides a tensor.",
     ),
 )  # fmt: skip

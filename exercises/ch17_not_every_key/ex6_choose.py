@@ -1,7 +1,5 @@
 """Exercise 17.6: an indexer's scores, and the k largest of each row without sorting."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -44,11 +42,10 @@ def head_by_head(query, key, weights):
 
 
 def chosen_of(scores, visible, k):
-    place = torch.arange(scores.shape[1])
-    hidden = place >= visible[:, None]
+    scores = torch.nn.functional.pad(scores, (0, k))
+    hidden = torch.arange(scores.shape[1]) >= visible[:, None]
     order = scores.masked_fill(hidden, -INF).add(0.0).sort(dim=-1, descending=True, stable=True).indices[:, :k]
     picked = order.masked_fill(order >= visible[:, None], scores.shape[1]).sort(-1).values
-    picked = torch.nn.functional.pad(picked, (0, k - picked.shape[1]), value=scores.shape[1])
     return picked.masked_fill(picked == scores.shape[1], -1).int()
 
 
@@ -96,24 +93,22 @@ def index_cases(draw):
     def choice(name, metered=False, **choices):
         return Case(name, to_choose(draw, **choices), "choose", metered=metered)
 
-    def given(name, scores, seen, k):
-        rows = torch.tensor(scores).view(-1, 2 if seen is None else len(scores))
-        visible = torch.full((len(rows),), rows.shape[1] if seen is None else seen, dtype=torch.int32)
-        return Case(name, (rows, visible, k), "choose")
+    def given(name, rows, seen, k):
+        return Case(name, (torch.tensor(rows), torch.full((len(rows),), seen, dtype=torch.int32), k), "choose")
 
     return [
         Case("scores: 2 rows, 1 head, 3 keys", to_score(draw, rows=2, heads=1, dim=4, keys=3), "index_scores"),
         Case("scores: 5 rows, 8 heads, 40 keys", to_score(draw, rows=5, heads=8, dim=16, keys=40), "index_scores"),
-        given("the 2 largest of 5", [0.5, 3.0, -1.0, 2.0, 1.0], 5, 2),
-        given("negative scores", [-5.0, -1.0, -3.0, -2.0, -4.0], 5, 2),
-        given("ties at the border: the lower position", TIED, 5, 3),
-        given("equal scores before larger ones", [1.0, 1.0, 1.0, 5.0, 6.0], 5, 3),
-        given("-0 and +0 are equal", [-0.0, 0.0, -1.0, 0.0, -0.0], 5, 2),
-        given("fewer visible keys than k", [2.0, 1.0, NAN, 9.0, 9.0], 2, 4),
-        given("-inf is a score like others", [-INF, 1.0, -INF, -INF, 2.0], 4, 3),
-        given("the larger of two scores that differ in the last bit", NEIGHBOURS, None, 1),
-        given("the larger of two scores near 0", TINY_ONES, None, 1),
-        given("the largest finite score and inf", LARGE_ONES, None, 1),
+        given("the 2 largest of 5", [[0.5, 3.0, -1.0, 2.0, 1.0]], 5, 2),
+        given("negative scores", [[-5.0, -1.0, -3.0, -2.0, -4.0]], 5, 2),
+        given("ties at the border: the lower position", [TIED], 5, 3),
+        given("equal scores before larger ones", [[1.0, 1.0, 1.0, 5.0, 6.0]], 5, 3),
+        given("-0 and +0 are equal", [[-0.0, 0.0, -1.0, 0.0, -0.0]], 5, 2),
+        given("fewer visible keys than k", [[2.0, 1.0, NAN, 9.0, 9.0]], 2, 4),
+        given("-inf is a score like others", [[-INF, 1.0, -INF, -INF, 2.0]], 4, 3),
+        given("the larger of two scores that differ in the last bit", NEIGHBOURS, 2, 1),
+        given("the larger of two scores near 0", TINY_ONES, 2, 1),
+        given("the largest finite score and inf", LARGE_ONES, 2, 1),
         choice("4 rows of 300", rows=4, length=300, k=20),
         choice("4 rows of 300 with ties", rows=4, length=300, k=150, values="ties"),
         choice("bytes counted, 2 rows of 5,000", True, rows=2, length=5000, k=512, visible="all", values="ties"),
@@ -137,14 +132,12 @@ OF_CHOICES = Contract(
     to_choose,
     choices={
         "rows": (1, 2, 5), "length": (1, 2, 31, 129, 1025, 2100), "k": (1, 2, 16, 65, 1030),
-        "layout": unit_last("scores"),
         "visible": (Level("some", ""), Level("all", "all visible"), Level("none", "nothing visible")),
-        "values": tuple(Level(name, name) for name in [*VALUES][:-1]),  # the last is for long rows
+        "layout": unit_last("scores"), "values": [*VALUES][:-1],  # the last values are for long rows
         "hidden": (Level(9e9, ""), Level(NAN, "NaN where hidden"), Level(INF, "inf where hidden")),
     },
     says={"length": "from 1 to 100,000 long", "k": "at least 1, up to 4,096", "visible": "0 to length",
-          "values": "Of any size, infinities too", "hidden": "may be anything",
-          "layout": "any number of elements apart"},
+          "values": "Of any size, infinities", "hidden": "may be anything", "layout": "any number of elements apart"},
     valid=lambda layout, hidden, visible, **others: hidden == hidden or visible == "all" or layout is not expanded,
     entry="choose", most=16,
 )  # fmt: skip
@@ -196,29 +189,25 @@ EXERCISE = Exercise(
     models=(model_of(scores_of, IN_SCORES, entry="index_scores"), model_of(choice, IN_CHOICE, entry="choose")),
     mistakes=(
         Mistake("places_not_written", "Places of the result were never written. Where fewer than k keys are visible, "
-            "store -1 in all places after the last chosen key.",
-            when=of_choice(lambda scores, visible, k, got: (got == UNWRITTEN).any())),
+            "store -1 in the others.", when=of_choice(lambda scores, visible, k, got: (got == UNWRITTEN).any())),
         Mistake("chosen_by_pytorch", "PyTorch's topk chose the keys. Of equal scores it takes any. Use Triton.",
             first=True, when=lambda case, seen, got: seen.error is None and "topk" in seen.operations),
         Mistake("higher_position_first", f"{TIES} You chose the higher one.", first=True,
             when=of_choice(lambda scores, visible, k, got: scores.tolist() == [TIED] and got.tolist() == [[2, 3, 4]])),
         Mistake("positions_wrap", "A position is below -1: it went through an integer too small for it. int16 ends "
             "at 32,767.", when=of_choice(lambda scores, visible, k, got: (got < -1).any())),
-        Mistake("row_not_finished", "Keys from some position on were not looked at, though the row sees them. Go on to "
-            "visible[t], tile after tile.", when=of_choice(row_not_finished)),
-        Mistake("too_few", "Some rows have fewer than min(k, visible) keys. Every digit and every tile counts, and a "
-            "tile's positions come after those of all tiles before it.",
+        Mistake("row_not_finished", "Keys from some position on were not looked at. Go on to visible[t], tile after "
+            "tile.", when=of_choice(row_not_finished)),
+        Mistake("too_few", "Rows have fewer than min(k, visible) keys: a digit or a tile is lost or overwritten.",
             when=of_choice(lambda scores, visible, k, got: ((got >= 0).sum(1) < visible.clamp(max=k)).any())),
     ),
     requirements=tuple(map(OfChoose, (
         LaunchesTriton(), Moves(most_bytes, slack=1.0), ReadByKernels((0,)), Forbids((*ARITHMETIC, *FORBIDDEN)),
     ))),
     hints=(
-        "index_scores: one einsum gives the products [rows, heads, keys]. Apply ReLU to them. A second einsum "
-        "multiplies by the weights and adds up the heads.",
-        "choose: first find the k-th largest number itself. A pass counts one digit of 8 bits, for all keys that agree "
-        "with the border's digits so far. The counts, summed from the top, show at which digit k is reached. The first "
-        "digit, ordered >> 24, runs from -128 to 127, so add 128 to count it.",
+        "index_scores: an einsum gives the products [rows, heads, keys]. After ReLU a second one weighs and adds them.",
+        "choose: find the k-th largest number first. A pass counts a digit of 8 bits, for all keys that agree with the "
+        "border's digits so far. Summed from the top, counts show where k is reached. Add 128 to the first digit.",
         "After each pass subtract the keys with larger digits from what is missing. After four passes `border` is the "
         "k-th number, and `missing` says how many keys equal to it are chosen. Begin with missing = min(k, visible).",
         "Last pass: taken = (ordered > border) | (equal & (tl.cumsum(equal) <= missing)). Store positions at written + "
