@@ -1,11 +1,10 @@
 """Exercise 18.5: a router's choice and weights, and the rule that balances its experts."""
 
-from __future__ import annotations
-
 import torch
 
 from course_lib.checker import Case, Exercise, model_of
-from exercises.ch18_products_and_experts.router_inputs import BALANCES, KINDS, ROUTES, to_balance, to_route
+from course_lib.checker.specification.contract import Contract, Level
+from exercises.ch18_products_and_experts.product_steps import widened
 from exercises.ch18_products_and_experts.router_slips import IN_BALANCE, IN_ROUTE
 
 
@@ -32,7 +31,7 @@ def route_of(logits, k, kind, bias=None, scale=1.0):
 def by_log_sum_exp(logits, k, kind, bias=None, scale=1.0):
     """The same with shares as exponentials of the distance from the log-sum-exp, which large logits make coarse."""
     experts, weights = route_of(logits, k, kind, bias, scale)
-    numbers = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    numbers = widened(logits)
     if kind == "softmax":
         weights = (numbers.gather(-1, experts) - numbers.logsumexp(-1, keepdim=True)).exp()
     return experts, weights
@@ -54,51 +53,112 @@ def chosen_again(choosing, k, mark):
     return torch.cat(found, dim=1)
 
 
+KINDS = ("softmax", "renormalised", "sigmoid")
+EXTREME, FAR_BELOW, TINY = "logits of ±10,000", "most logits far below the largest", "logits from -60 to -40"
+VALUES = ("", "equal logits", EXTREME, FAR_BELOW, TINY)
+LOADS = ("any", "equal", "some equal the mean", "one full expert", "near 2⁴⁰", "of all sizes", "10⁶ and 1 more")
+
+
+def logits_of(draw, values, *shape):
+    far = 200 * (1 + draw.uniform(*shape).argsort(-1)).log2().round()
+    return {
+        "": 2 * draw.normal(*shape), "equal logits": draw.integers(*shape, low=-1, high=2).float(),
+        EXTREME: 2e4 * draw.integers(*shape, low=0, high=2) - 1e4, TINY: draw.integers(*shape, low=-240, high=-160) / 4,
+        FAR_BELOW: draw.integers(*shape, low=-50, high=51) - far,
+    }[values]  # fmt: skip
+
+
+def near_ties(logits, bias):
+    """Tokens of which two different sums lie so close that a rounding may exchange them."""
+    sums = logits.double().sigmoid() + bias.double()
+    same = (logits[:, :, None] == logits[:, None, :]) & (bias[:, None] == bias[None, :])
+    return (((sums[:, :, None] - sums[:, None, :]).abs() < 4e-6) & ~same).flatten(1).any(1)
+
+
+def to_route(draw, tokens, experts, k, kind, bias=None, scale=1.0, values="", dtype=torch.float32):
+    logits = logits_of(draw, values, tokens, experts).to(dtype)
+    if kind != "sigmoid":
+        return logits, min(k, experts), kind
+    given = {"any": draw.normal(experts).clamp(-2.5, 2.5), "negative": -1.5 - draw.uniform(experts)}.get(bias)
+    for _ in range(40 if values == "" else 0):
+        close = near_ties(logits, torch.zeros(experts) if given is None else given)
+        logits[close] = logits_of(draw, values, int(close.sum()), experts).to(dtype)
+    if values and bias:  # sums of few sigmoids and few biases are equal, or far apart
+        given = (given * 8).round() / 8 + 1 / 64
+    return logits, min(k, experts), kind, given, scale
+
+
+def to_balance(draw, experts, loads, mean=0.0, rate=0.01):
+    number = torch.arange(experts)
+    load = {
+        "any": draw.integers(experts, low=0, high=1000), "equal": 37 + 0 * number,
+        "some equal the mean": 50 + 7 * (number % 3 - 1), "one full expert": 4096 * (number == experts // 2),
+        "near 2⁴⁰": 2**40 - draw.integers(experts, low=0, high=3), "of all sizes": 2 ** (5 * number % 41),
+        "10⁶ and 1 more": 1_000_000 + (number > 0).long(),
+    }[loads]  # fmt: skip
+    return draw.normal(experts, scale=0.1, shift=mean), load[draw.permutation(experts)], rate
+
+
 def router_cases(draw):
-    def case(name, **choices):
-        return Case(name, to_route(draw, **choices), "route")
-
-    def given(name, logits, *rest):
-        return Case(name, (torch.tensor(logits), *rest), "route")
-
-    def balance(loads, experts, mean=0.0):
-        return Case(f"balance: loads {loads}", to_balance(draw, experts=experts, loads=loads, mean=mean), "balanced")
-
-    worked, biased = [[2.0, 1.0, 0.0, -1.0]], torch.tensor([0.0, 0.0, 0.3, 0.0])
-    equal, near = [[1.0, 3.0, 3.0, 0.0, 3.0, 1.0]], [[0.0, 0.0004, 0.0008, -0.0004]]
-    close = -0.75 + torch.tensor([3, -1, -3, 2]) * 2.0**-14
+    worked, equal, biased = (2.0, 1.0, 0.0, -1.0), (1.0, 3.0, 3.0, 0.0, 3.0, 1.0), torch.tensor([0.0, 0.0, 0.3, 0.0])
+    near = torch.tensor([[0.0, 0.0004, 0.0008, -0.0004]]).half()
+    close, below = -0.75 + torch.tensor([3, -1, -3, 2]) * 2.0**-14, torch.tensor([-2.5, -2.0, -3.0, -2.25])
+    far = {sign: [at * 9000 + more for more in (0.5, 1.0, -2.0, 0.0)] for sign, at in (("", 1), ("-", -1))}
+    given = {
+        **{f"{kind}: logits 2, 1, 0, -1, k = 2": (worked, 2, kind) for kind in KINDS[:2]},
+        "sigmoid: logits 2, 1, 0, -1, no bias": (worked, 2, "sigmoid", None, 1.0),
+        "sigmoid: logits 2, 1, 0, -1, expert 2 has a bias": (worked, 2, "sigmoid", biased, 1.0),
+        "sigmoid: the same with a scale of 2.5": (worked, 2, "sigmoid", biased, 2.5),
+        **{f"{kind}: equal logits, the smaller number first": (equal, 4, kind) for kind in KINDS[:2]},
+        "sigmoid: equal sums, the smaller number first": (equal, 4, "sigmoid", torch.full((6,), -0.5), 1.0),
+        "softmax: logits 0, -200, -300": ((-300.0, -250.0, 0.0, -200.0), 3, "softmax"),
+        **{f"{kind}: logits near {sign}9,000": (far[sign], 3, kind) for kind in KINDS[:2] for sign in far},
+        "renormalised: k = 1": ((0.5, 1.0, -1.0), 1, "renormalised"),
+        "sigmoid: logits that differ by 0.001": ((1.0, 1.001, 1.003, 1.002), 3, "sigmoid", None, 1.0),
+        "softmax: two logits of -10,000": ((-10000.0, -10000.0, 10000.0, -9000.0), 4, "softmax"),
+        "sigmoid: three sigmoids are 1, one is 0": ((8000.0, 10000.0, 9000.0, -1000.0), 4, "sigmoid", None, 1.0),
+        "sigmoid: sigmoids near e⁻⁸⁵": ((-84.0, -85.5, -83.0, -95.0), 3, "sigmoid", None, 1.0),
+        "sigmoid: all sigmoids are 0": ((-10000.0, -2000.0, -9000.0), 2, "sigmoid", biased[1:], 2.5),
+        "sigmoid: all sums are below -1": ((0.5, -0.5, 1.0, 0.0), 3, "sigmoid", below, 1.0),
+    }
+    drawn = {
+        **{f"{kind}: 7 tokens, 8 experts, k = 3": (7, 8, 3, kind, "any", 2.5) for kind in KINDS},
+        **{f"{kind}: 64 experts, many equal logits": (20, 64, 8, kind, "any", 2.5, "equal logits") for kind in KINDS},
+        "softmax: 30 tokens, 300 experts": (30, 300, 4, "softmax"),
+        "sigmoid: 1 token, float16 logits": (1, 300, 8, "sigmoid", "any", 1.0, "", torch.float16),
+    }
+    balanced = {"any": 8, "some equal the mean": 9, "near 2⁴⁰": 7, "10⁶ and 1 more": 12, "of all sizes": 9}
     return [
-        *(given(f"{kind}: logits 2, 1, 0, -1, k = 2", worked, 2, kind) for kind in KINDS[:2]),
-        given("sigmoid: logits 2, 1, 0, -1, no bias", worked, 2, "sigmoid", None, 1.0),
-        given("sigmoid: logits 2, 1, 0, -1, expert 2 has a bias", worked, 2, "sigmoid", biased, 1.0),
-        given("sigmoid: the same with a scale of 2.5", worked, 2, "sigmoid", biased, 2.5),
-        *(case(f"{kind}: 7 tokens, 8 experts, k = 3", tokens=7, experts=8, k=3, kind=kind, bias="any", scale=2.5)
-          for kind in KINDS),
-        *(given(f"{kind}: equal logits, the smaller number first", equal, 4, kind) for kind in KINDS[:2]),
-        given("sigmoid: equal sums, the smaller number first", equal, 4, "sigmoid", torch.full((6,), -0.5), 1.0),
-        given("softmax: logits 0, -200, -300", [[-300.0, -250.0, 0.0, -200.0]], 3, "softmax"),
-        *(given(f"{kind}: logits near {sign}9,000", [[at * 9000 + 0.5, at * 9000 + 1.0, at * 9000 - 2.0, at * 9000]], 3,
-                kind) for kind in KINDS[:2] for at, sign in ((1, ""), (-1, "-"))),
-        given("renormalised: k = 1", [[0.5, 1.0, -1.0]], 1, "renormalised"),
-        Case("sigmoid: float16 logits, biases that differ by less than float16 shows",
-             (torch.tensor(near).half(), 4, "sigmoid", close, 1.0), "route"),
-        given("sigmoid: logits that differ by 0.001", [[1.0, 1.001, 1.003, 1.002]], 3, "sigmoid", None, 1.0),
-        given("softmax: two logits of -10,000", [[-10000.0, -10000.0, 10000.0, -9000.0]], 4, "softmax"),
-        given("sigmoid: three sigmoids are 1, one is 0", [[8000.0, 10000.0, 9000.0, -1000.0]], 4, "sigmoid", None, 1.0),
-        given("sigmoid: sigmoids near e⁻⁸⁵", [[-84.0, -85.5, -83.0, -95.0]], 3, "sigmoid", None, 1.0),
-        given("sigmoid: all sigmoids are 0", [[-10000.0, -2000.0, -9000.0]], 2, "sigmoid", biased[1:], 2.5),
-        given("sigmoid: all sums are below -1", [[0.5, -0.5, 1.0, 0.0]], 3, "sigmoid",
-              torch.tensor([-2.5, -2.0, -3.0, -2.25]), 1.0),
-        *(case(f"{kind}: 64 experts, many equal logits", tokens=20, experts=64, k=8, kind=kind, values="equal logits",
-               bias="any", scale=2.5) for kind in KINDS[::2]),
-        case("softmax: 30 tokens, 300 experts", tokens=30, experts=300, k=4, kind="softmax"),
-        case("sigmoid: 1 token, float16 logits", tokens=1, experts=300, k=8, kind="sigmoid", bias="any",
-             dtype=torch.float16),
+        *(Case(name, (torch.tensor([logits]), *rest), "route") for name, (logits, *rest) in given.items()),
+        Case("sigmoid: float16 logits, biases that differ by less than float16 shows", (near, 4, "sigmoid", close, 1.0),
+             "route"),
+        *(Case(name, to_route(draw, *choices), "route") for name, choices in drawn.items()),
         Case("balance: loads 10, 4, 4, 2", (biased, torch.tensor([10, 4, 4, 2]), 0.1), "balanced"),
-        balance("any", 8), balance("some equal the mean", 9), balance("one full expert", 8, mean=3.0),
-        balance("near 2⁴⁰", 7), balance("10⁶ and 1 more", 12), balance("of all sizes", 9),
+        Case("balance: loads one full expert", to_balance(draw, 8, "one full expert", 3.0), "balanced"),
+        *(Case(f"balance: loads {loads}", to_balance(draw, experts, loads), "balanced")
+          for loads, experts in balanced.items()),
     ]  # fmt: skip
 
+
+ROUTES = Contract(
+    to_route,
+    {"tokens": (1, 2, 99), "experts": (1, 2, 7, 64), "k": (1, 2, 5, Level(64, "k = experts")), "kind": KINDS,
+     "bias": (Level(None, ""), Level("any", "any bias"), Level("negative", "negative bias")),
+     "scale": (1.0, 2.5, 0.0, 99.0), "values": VALUES, "dtype": (torch.float32, torch.float16, torch.bfloat16)},
+    {"tokens": "at least 1 of each", "k": "from 1 to the number of experts", "bias": "of either sign",
+     "scale": "any number of 0 or more", "values": "any numbers from -10,000 to 10,000",
+     "dtype": "float32, float16 or bfloat16"},
+    lambda kind, bias, scale, values, dtype, **others: bias is None and scale == 1 if kind != "sigmoid" else (
+        values != FAR_BELOW and (values != TINY or (dtype == torch.float32 and bias is None))),
+    entry="route", most=26,
+)  # fmt: skip
+BALANCES = Contract(
+    to_balance,
+    {"experts": (1, 2, 9, 66), "mean": (0.0, -5.0), "rate": (0.0, 0.001, 3.0),
+     "loads": tuple(Level(one, f"loads {one}") for one in LOADS)},
+    {"experts": "at least 1", "mean": "its mean may be any number", "rate": "0 or more", "loads": "from 0 to 2⁴⁰"},
+    entry="balanced", most=14,
+)  # fmt: skip
 
 EXERCISE = Exercise(
     id="18.5", title="The router", entries=("route", "balanced"), cases=router_cases,

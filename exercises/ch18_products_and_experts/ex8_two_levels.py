@@ -1,16 +1,39 @@
 """Exercise 18.8: 8-bit numbers with a scale for each block, and a product that a narrow adder adds block by block."""
 
-from __future__ import annotations
-
+import inspect
 from dataclasses import dataclass
 
 import torch
 
-from course_lib.checker import Case, Exercise, Mistake, model_of
-from course_lib.checker.specification.requirements import Requirement
+from course_lib.checker import Case, Exercise, Mistake, Requirement, model_of
+from course_lib.checker.specification.contract import Contract
 from course_lib.hardware.tensor_core_model import tensor_core
-from exercises.ch18_products_and_experts.block_inputs import CODES, PRODUCTS, blocks_of, to_code, to_product
 from exercises.ch18_products_and_experts.block_slips import IN_CODES, IN_PRODUCT
+from exercises.ch18_products_and_experts.product_steps import told
+
+E4M3, LARGEST = torch.float8_e4m3fn, 448.0
+ADDER = inspect.getsource(tensor_core)
+
+
+def as_numbers(functions, x):
+    """The codes as float32, and what dtype they had. Like the next driver it is sent to the worker by its source."""
+    codes, scales = functions["to_blocks"](x)
+    return {"codes": codes.float(), "dtype": str(codes.dtype), "scales": scales}
+
+
+def with_the_adder(functions, adder, x, x_scales, weight, weight_scales):
+    """The product of codes given as bytes; how many products the tensor core was asked for is noted."""
+    scope, asked = {"torch": torch}, [0]
+    exec(adder, scope)
+
+    def tensor_core(a, b, sums=None):
+        asked[0] += len(a) * b.numel()
+        return scope["tensor_core"](a, b, sums)
+
+    x, weight = x.view(torch.float8_e4m3fn), weight.view(torch.float8_e4m3fn)
+    result = functions["scaled_product"](x, x_scales, weight, weight_scales, tensor_core)
+    functions.noted["products"] = asked[0]
+    return result
 
 
 @dataclass(frozen=True)
@@ -23,12 +46,21 @@ class ByTheTensorCore(Requirement):
         if len(case.args) != 5 or "products" not in seen.noted:
             return None
         needed, made = len(case.args[1]) * case.args[3].numel(), seen.noted["products"]
-        if made >= needed:
-            return None
-        return (
-            f"The tensor core was asked for {made:,} products, and x and weight have {needed:,}. All of them are made "
-            "by it."
-        )
+        told = f"The tensor core was asked for {made:,} products, and x and weight have {needed:,}. It makes all."
+        return told if made < needed else None
+
+
+def blocks_of(x):
+    numbers = x.to(torch.promote_types(x.dtype, torch.float32))
+    rows, inner = x.shape
+    count = -(-inner // 128)
+    padded = torch.nn.functional.pad(numbers, (0, count * 128 - inner)).view(rows, count, 128)
+    largest = padded.abs().amax(-1)
+    scales = torch.where(largest > 0, largest / 448, 1.0)
+    each = scales.repeat_interleave(128, dim=1)[:, :inner]
+    scaled = numbers / each
+    codes = scaled.to(torch.float8_e4m3fn).float()
+    return {"codes": codes, "dtype": "torch.float8_e4m3fn", "scales": scales}
 
 
 def product_of(adder, x, x_scales, weight, weight_scales):
@@ -45,68 +77,92 @@ def product_of(adder, x, x_scales, weight, weight_scales):
     return total
 
 
+def to_code(draw, rows, inner, numbers="", size=1.0, dtype=torch.float32):
+    """Numbers of this size, with 0 for those whose code a rounding of the scale or of the quotient decides."""
+    x, place, blocks = draw.normal(rows, inner), torch.arange(inner), -(-inner // 128)
+    x = x + x.sign() * (size != 1)  # none is smaller than the size
+    x = {
+        "": x, "negative": -x.abs(), "blocks of zeros": torch.where(place < max(128, inner // 256 * 128), 0.0, x),
+        "blocks of other sizes": x * torch.exp2(draw.normal(rows, blocks, scale=4.0))[:, place // 128],
+        "one outlier": x + 3e4 * torch.eye(rows, inner).roll(draw.integer(0, inner), 1),
+        # odd multiples of 16 above 256 lie between two codes, and the scale is 1
+        "ties": torch.where(place % 128 > 0, 16.0 * draw.integers(rows, inner, low=-28, high=29), LARGEST),
+    }[numbers]  # fmt: skip
+    x = (x * size).to(dtype)
+    scaled = x.float() / blocks_of(x)["scales"].repeat_interleave(128, dim=1)[:, : x.shape[1]]
+    less, more = ((scaled * factor).clamp(-LARGEST, LARGEST).to(E4M3).float() for factor in (1 - 1e-5, 1 + 1e-5))
+    exact = (scaled * 2**12).round() == scaled * 2**12  # ties are exact in every form
+    return (torch.where((less != more) & ~exact, torch.zeros_like(x), x),)
+
+
+def to_product(draw, rows, outer, inner, numbers="positive", scales="any scales"):
+    def drawn(*shape):
+        share = draw.uniform(*shape)
+        values = {"positive": 0.2 + share, "normal": draw.normal(*shape), "large": LARGEST * (1 + share) / 2}[numbers]
+        return values.to(E4M3).view(torch.uint8)
+
+    def scale(*shape):
+        share = draw.uniform(*shape)
+        return {"any scales": 0.25 + share, "scales far apart": torch.exp2(80 * share - 40),
+                "scales of 1": torch.ones(shape), "scales near 1e-15": 1e-15 * (0.5 + share)}[scales]  # fmt: skip
+
+    count = -(-inner // 128)
+    return ADDER, drawn(rows, inner), scale(rows, count), drawn(outer, inner), scale(-(-outer // 128), count)
+
+
 def level_cases(draw):
-    def code(name, x=None, **choices):
-        args = to_code(draw, **choices) if x is None else (x,)
-        return Case(name, args, "to_blocks", driver=CODES.driver)
-
-    def product(name, **choices):
-        return Case(name, to_product(draw, **choices), "scaled_product", driver=PRODUCTS.driver)
-
+    worked = {"one block: 896, 100, -200, 0": (896.0, 100.0, -200.0, 0.0), "the largest is negative": (1.0, -56.0, 9.0)}
+    coded = {
+        "3 rows of 256": (3, 256), "a row of 129: the last block has one number": (2, 129),
+        "a block of zeros": (2, 256, "blocks of zeros"), "blocks of other sizes": (4, 512, "blocks of other sizes"),
+        "numbers between two codes": (4, 256, "ties"), "numbers around 1e-15": (2, 140, "", 1e-17),
+    }  # fmt: skip
+    products = {
+        "one block, scales of 1": (2, 3, 128, "positive", "scales of 1"), "one block": (2, 3, 128),
+        "one block, scales near 1e-15": (2, 3, 100, "positive", "scales near 1e-15"), "inner 129": (3, 4, 129),
+        "8 blocks, positive, scales of 1": (2, 4, 1024, "positive", "scales of 1"), "4 blocks": (3, 5, 512, "normal"),
+        "300 rows of weight": (2, 300, 256), "8 blocks, positive": (2, 4, 1024),
+        "2,500 columns": (2, 2, 2500, "positive", "scales far apart"),
+    }  # fmt: skip
     return [
-        code("one block: 896, 100, -200, 0", x=torch.tensor([[896.0, 100.0, -200.0, 0.0]])),
-        code("3 rows of 256", rows=3, inner=256),
-        code("a row of 129: the last block has one number", rows=2, inner=129),
-        code("the largest is negative", x=torch.tensor([[1.0, -56.0, 20.0]])),
-        code("a block of zeros", rows=2, inner=256, numbers="blocks of zeros"),
-        code("blocks of other sizes", rows=4, inner=512, numbers="blocks of other sizes"),
-        code("numbers between two codes", rows=4, inner=256, numbers="ties"),
-        code("numbers around 1e-15", rows=2, inner=140, size=1e-17),
-        product("product: one block, scales of 1", rows=2, outer=3, inner=128, scales="all 1"),
-        product("product: one block", rows=2, outer=3, inner=128),
-        product("product: one block, scales near 1e-15", rows=2, outer=3, inner=100, scales="near 1e-15"),
-        product("product: 4 blocks", rows=3, outer=5, inner=512, numbers="normal"),
-        product("product: 8 blocks, positive, scales of 1", rows=2, outer=4, inner=1024, scales="all 1"),
-        product("product: 8 blocks, positive", rows=2, outer=4, inner=1024),
-        product("product: 300 rows of weight", rows=2, outer=300, inner=256),
-        product("product: inner 129", rows=3, outer=4, inner=129),
-        product("product: 2,500 columns", rows=2, outer=2, inner=2500, scales="far apart"),
-    ]
+        *(Case(name, (torch.tensor([x]),), "to_blocks", as_numbers) for name, x in worked.items()),
+        *(Case(name, to_code(draw, *choices), "to_blocks", as_numbers) for name, choices in coded.items()),
+        *(Case(f"product: {name}", to_product(draw, *choices), "scaled_product", with_the_adder)
+          for name, choices in products.items()),
+    ]  # fmt: skip
 
 
-def each_of(numbers, width):
-    """The scale of each number, in blocks of another width."""
-    rows, inner = numbers.shape
-    padded = torch.nn.functional.pad(numbers, (0, -inner % width)).view(rows, -1, width)
-    largest = padded.abs().amax(-1)
-    return torch.where(largest > 0, largest / 448, 1.0).repeat_interleave(width, dim=1)[:, :inner]
-
-
-def requantised(codes, begin, scale):
-    return (codes[:, begin : begin + 128].float() * scale.float()).to(torch.float8_e4m3fn)
-
-
-def told(words):
-    return lambda case, seen, got: seen.error is not None and words in seen.error.text
-
-
-def fails_on_a_shorter_block(case, seen, got):
-    return len(case.args) == 1 and seen.error is not None and case.args[0].shape[1] % 128 != 0
+CODES = Contract(
+    to_code,
+    {"rows": (1, 2, 17), "inner": (1, 127, 128, 129, 300, 1200), "size": (1.0, 1e-20, 1e17),
+     "numbers": ("", "blocks of other sizes", "blocks of zeros", "negative", "one outlier", "ties"),
+     "dtype": (torch.float32, torch.float16, torch.bfloat16)},
+    {"rows": "at least 1 of each", "size": "between 1e-20 and 1e20 in size", "numbers": "Finite numbers",
+     "dtype": "float32, float16 or bfloat16"},
+    lambda size, numbers, dtype, **others: size == 1 or (numbers in ("", "negative") and dtype != torch.float16),
+    entry="to_blocks", driver=as_numbers, most=16,
+)  # fmt: skip
+PRODUCTS = Contract(
+    to_product,
+    {"rows": (1, 2, 17), "outer": (1, 2, 129, 600), "inner": (1, 31, 128, 129, 1000),
+     "numbers": ("positive", "normal", "large"), "scales": ("any scales", "scales far apart", "scales of 1")},
+    {"rows": "All sizes are at least 1", "outer": "one for each 128 rows and 128 columns",
+     "inner": "the last may have fewer", "scales": "positive"},
+    lambda rows, outer, inner, **others: rows * outer * inner < 600_000,
+    entry="scaled_product", driver=with_the_adder, most=14,
+)  # fmt: skip
 
 
 EXERCISE = Exercise(
     id="18.8", title="FP8 with scales: a sum in two levels", entries=("to_blocks", "scaled_product"), cases=level_cases,
     oracle={"to_blocks": blocks_of, "scaled_product": product_of}, contracts=(CODES, PRODUCTS),
-    models=(
-        model_of(blocks_of, IN_CODES, uses=(each_of,), entry="to_blocks"),
-        model_of(product_of, IN_PRODUCT, uses=(requantised,), entry="scaled_product"),
-    ),
+    models=(model_of(blocks_of, IN_CODES, entry="to_blocks"), model_of(product_of, IN_PRODUCT, entry="scaled_product")),
     requirements=(ByTheTensorCore(),),
     mistakes=(
         Mistake("not_float8", "The tensor core takes float8_e4m3fn with n up to 128: blocks of the codes as they "
             "are. Scale the sums that come out of it.", when=told("tensor_core takes"), first=True),
-        Mistake("fails_on_a_shorter_block", "It fails where inner is no multiple of 128. Fill the row up with zeros, "
-            "or let the last block be shorter.", when=fails_on_a_shorter_block),
+        Mistake("fails_on_a_shorter_block", "It fails where inner is no multiple of 128. Fill the row up with zeros.",
+            when=lambda case, seen, got: len(case.args) == 1 and seen.error and case.args[0].shape[1] % 128 != 0),
         Mistake("another_format", "The codes are not float8_e4m3fn. Cast them with .to(torch.float8_e4m3fn).",
             first=True, when=lambda case, seen, got: isinstance(got, dict) and got["dtype"] != "torch.float8_e4m3fn"),
     ),

@@ -48,21 +48,23 @@ WRONG = {
     "inner_not_masked": wrong((X_MASK, "real[:, None]"), (INSIDE, "(columns[None, :] < outer)")),
     "inner_not_masked__x": wrong((X_MASK, "real[:, None]")),
     "inner_not_masked__weights": wrong((INSIDE, "(columns[None, :] < outer)")),
-    "wrong_mask": wrong((X_MASK, X_MASK.replace("inner", "outer"))),
+    "mask_of_another": wrong((X_MASK, X_MASK.replace("inner", "outer"))),
     "columns_not_masked": wrong((INSIDE, "(steps[:, None] < inner)")),
     "store_not_masked": wrong((STORE_MASK, "real[:, None]")),
-    "inner_end_lost": wrong((LOOP, "range(0, inner // BLOCK_K * BLOCK_K, BLOCK_K)")),
-    "first_block_only": wrong((LOOP, "range(0, BLOCK_K, BLOCK_K)")),
-    "last_block_only": wrong((TOTAL, "total = tl.dot(x_tile, weight_tile, ")),
-    "not_advanced": wrong(("x_rows + steps[None, :]", "x_rows + tl.arange(0, BLOCK_K)[None, :]")),
-    "not_advanced__weights": wrong(("weight_rows + steps[:, None]", "weight_rows + tl.arange(0, BLOCK_K)[:, None]")),
+    "last_block_lost": wrong((LOOP, "range(0, inner // BLOCK_K * BLOCK_K, BLOCK_K)")),
+    "one_block_counts__the_first": wrong((LOOP, "range(0, BLOCK_K, BLOCK_K)")),
+    "one_block_counts": wrong((TOTAL, "total = tl.dot(x_tile, weight_tile, ")),
+    "first_block_again": wrong(("x_rows + steps[None, :]", "x_rows + tl.arange(0, BLOCK_K)[None, :]")),
+    "first_block_again__weights": wrong(
+        ("weight_rows + steps[:, None]", "weight_rows + tl.arange(0, BLOCK_K)[:, None]")),
     "columns_missing": wrong((GRID, "max(1, outer // block_n)")),
     "stored_by_slot": wrong(
         ("places[:, None].to(tl.int64) * outer", "tl.where(real, slots % (tl.num_programs(0) * BLOCK_M), places)"
          "[:, None].to(tl.int64) * outer"),
     ),
-    "rounded_sums": wrong((TOTAL, "total = total.to(out_pointer.dtype.element_ty).to(tl.float32)\n        " + TOTAL)),
-    "rounded_sums__products": wrong(
+    "sums_in_16_bits": wrong(
+        (TOTAL, "total = total.to(out_pointer.dtype.element_ty).to(tl.float32)\n        " + TOTAL)),
+    "sums_in_16_bits__products": wrong(
         (TOTAL + 'input_precision="ieee")', "total += tl.dot(x_tile, weight_tile).to(tl.float16).to(tl.float32)")
     ),
     "wrong_step": wrong((LOOP, "range(0, inner, BLOCK_N)")),
