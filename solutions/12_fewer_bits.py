@@ -253,9 +253,9 @@ for layer, parts in enumerate(zip(layer_keys, layer_values)):
 # only 128 numbers. So the scale costs 128 multiplications instead of 4.2 million.
 #
 # The same can be done with INT4's scales: multiply the query by the 128 scales of a group of keys, once for its 64
-# tokens, and attention's weights by the scales of the values. Those are fewer multiplications, but not fewer
-# instructions, because the scaled query has to be laid out anew for every 64 keys. So the library's INT4 kernel
-# multiplies the codes by the scales instead, two codes with one instruction.
+# tokens, and attention's weights by the scales of the values. Those are fewer multiplications, but the scaled query has
+# to be laid out anew for every 64 keys, and that costs instructions of its own. So the library's INT4 kernel multiplies
+# the codes by the scales instead, two codes with one instruction.
 
 # %%
 # Exercise 12.3 · Where the scales go
@@ -730,7 +730,7 @@ torch.set_num_threads(threads)
 # ## What it gains, measured
 #
 # You have seen what fewer bits cost in quality. Now see what they gain in time. The next picture shows a recorded run
-# of `python -m course_lib bench quantised` on one H100 (November 2026, PyTorch 2.11, Triton 3.6, bf16), so you see it
+# of `python -m course_lib bench quantised` on one H200 (November 2026, PyTorch 2.11, Triton 3.6, bf16), so you see it
 # without that GPU too. All kernels of a row were timed in turns. The black marks stand where a kernel would be if its
 # bytes alone decided. **Predict**: does INT4 reach the 2.9 times of the count above?
 
@@ -738,26 +738,33 @@ torch.set_num_threads(threads)
 from course_lib.figures.quantised.measured import draw_measured_decode
 from course_lib.figures.recorded import recorded
 
-draw_measured_decode(recorded("quantised", "h100"))
+draw_measured_decode(recorded("quantised", "h200"))
 
 # %% [markdown]
-# > **The answer to the first question: no, 1.25 times.** On this H100 the INT4 step is 1.23 to 1.26 times as fast as
-# > the one in 16 bits, although it reads 28 % of the bytes. The bytes alone would give 3.6 times, and the count of
-# > instructions 2.9.
+# > **The answer to the first question: 2.1 times.** On this H200 the INT4 step is 2.1 to 2.3 times as fast as the one
+# > in 16 bits, with 28 % of the bytes. The bytes alone would give 3.6 times, and the count of instructions 2.9.
 #
-# Why was the count wrong? The loop of the library's INT4 kernel, compiled, has 713 instructions a warp for 64 keys and
-# their values. A head of 128 channels has 16,384 numbers there, so a thread needs 5.6 instructions for each. That is
-# close to the 5 of the count. But the count assumes that all of them run at the card's full rate, while a warp also
-# waits for its own results. An earlier version multiplied the scales into the query and the weights. It had 1,252
-# instructions and was only 1.06 to 1.09 times as fast as 16 bits.
+# Too many instructions are not the reason. The loop of the library's INT4 kernel, compiled, has 1,351 instructions a
+# warp for 64 keys and their values. A head of 128 channels has 16,384 numbers there, so a thread needs 2.6 instructions
+# for each and not 5: most of them work on two numbers at once. The 16 sequences of 8,192 tokens show where the time
+# goes. Their cache has 151 MB, which an H200 reads in 35 µs at its full rate, and the kernel takes 66 µs.
 #
-# In e4m3 the course's kernel is 1.73 to 1.83 times as fast as in 16 bits, which is close to the 2 that its bytes allow.
-# FlashInfer's FP8 kernel is 1.50 to 1.61 times as fast as *our* kernel in 16 bits. So on this card an INT4 cache saves
-# more memory, and an e4m3 cache saves more time.
+# - A kernel that only reads these 151 MB takes 48 µs. In so short a time, starting and ending count.
+# - With lengths of 0, so without any key, the kernel takes 11 µs: it starts, and merges two splits.
+# - The multiprocessors are not done together. Their loops ended between 38 and 58 µs after the start.
+#
+# What the warps share matters more than the count. In an earlier version of this kernel, all four warps worked on the
+# same 64 keys, and met at seven barriers for them: for the scales, the largest score, and the weights. It had 5.6
+# instructions a number, about the 5 of the count, and took 154 µs on the same H200, longer than 16 bits. Now each warp
+# has keys of its own, and they meet when all keys are done.
+#
+# In e4m3 the course's kernel is 1.6 to 1.8 times as fast as in 16 bits; a kernel that only reads the same bytes would
+# be 1.84 times as fast at 16 × 8,192. FlashInfer's FP8 kernel is 1.15 to 1.22 times as fast as *our* kernel in 16 bits.
+# So on this card an INT4 cache saves more memory and more time, and an e4m3 cache keeps more digits.
 #
 # | few bits in a cache | |
 # |---|---|
-# | wins | decode in e4m3: 1.73 to 1.83 times as fast (measured, as above) |
+# | wins | decode in INT4: 2.1 to 2.3 times as fast; in e4m3 1.6 to 1.8 (measured, as above) |
 # | loses | a prompt, which gains nothing (derived below) |
 # | falls back | cards before compute capability 8.9 convert e4m3 in several steps (below) |
 # | trap | scales left at 1; keys grouped over channels: a loss of 1.946 instead of 1.813 (measured above) |
@@ -864,7 +871,7 @@ for count in (1, 8, 64, 8192):
 draw_plan_gains(h200_times, "INT4 and 131,072 tokens of context on an H200, by its measured rates")
 
 # %% [markdown]
-# For one query token this is the count from above: 123 µs and 43 µs, 2.9 times. The measured kernel gained 1.25, so
+# For one query token this is the count from above: 123 µs and 43 µs, 2.9 times. The measured kernel gained 2.1, so
 # read the picture for where the gain *ends*. It shrinks with every query token, because attention's own arithmetic
 # grows. At 32 query tokens the gain is gone. From 1,024 on, "fuse" and "once" differ by 1 % or less, because in "fuse"
 # one dequantised number serves 128 rows of queries. Where a conversion costs more, dequantising once pays earlier.
@@ -1067,10 +1074,10 @@ for name, found in errors.items():
 # errors of these average out. Block scales help too, from 10.6 to 9.0 % in this run: the largest outlier of each block
 # becomes 448, which e4m3 holds exactly.
 #
-# **In the kernel.** `kernels/hopper/flash_fp8.py` is chapter 09's kernel with operands in e4m3. On one H200 it was 1.64
-# times as fast as in bf16 at head dimension 256, 1.12 times at 128 and 1.10 times at 64 (measured in turns, 16,384
-# tokens). Products take half as long as in bf16, but exponentials take just as long, so the gain grows with the head
-# dimension. Its root mean square error, on 8 heads of 4096 tokens with outliers, is 0.018 with one scale and no
+# **In the kernel.** `kernels/hopper/flash_fp8.py` is chapter 09's kernel with operands in e4m3. On one H200 it was 1.68
+# times as fast as in bf16 at head dimension 256, 1.13 to 1.17 times at 128 and 1.08 times at 64 (measured in turns,
+# 16,384 tokens). Products take half as long as in bf16, but exponentials take just as long, so the gain grows with the
+# head dimension. Its root mean square error, on 8 heads of 4096 tokens with outliers, is 0.018 with one scale and no
 # rotation, 0.017 with a scale for each block, and **0.0084** with the rotation, 2.1 times less. FlashAttention-3
 # reports 0.024 and 0.0091. `python -m course_lib bench fp8` measures speed and error on your GPU.
 

@@ -18,11 +18,11 @@ gradient is read and written for every chunk but the first, which writes it. Tha
 the weight for each chunk, if the product adds to it, and 12 if it is added after: at 250 FLOP/byte, 333 or 500 / rows
 of the products' time. On an H100, 8192 tokens of 4096 numbers took 117 ms in chunks of 261 rows, whose logits are as
 large as the hidden states, and added after; 48.6 ms in chunks of 2048, and 43.1 ms added inside. The layer and then the
-loss took 42.6. On an H200 the same tokens took 42.8 ms in chunks of 2048, 41.3 in chunks of 4096 and 40.7 in one, and
-torch.compile 41.2. So a chunk is as large as the weight's gradient allows, beside which it lives. The operator needs
-the fourth product because its backward pass learns what each loss counts for only after the forward pass has forgotten
-the logits. Where that is known beforehand, 1 / (targets that count) for a mean, `linear_cross_entropy_forward_backward`
-does without it.
+loss took 42.6. On an H200, in another run, the same tokens took 40.4 ms in chunks of 4096 and 39.0 in one;
+torch.compile took 40.1. So a chunk is as large as the weight's gradient allows, beside which it lives. The operator
+needs the fourth product because its backward pass learns what each loss counts for only after the forward pass has
+forgotten the logits. Where that is known beforehand, 1 / (targets that count) for a mean,
+`linear_cross_entropy_forward_backward` does without it.
 
 The weight's gradient is a sum over chunks. Where there are several it is kept in float32, so that late chunks are not
 rounded away; on a CPU a chunk's own product is rounded to 16 bits once.

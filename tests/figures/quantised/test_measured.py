@@ -11,13 +11,13 @@ def numbers_in(figure) -> list[str]:
 
 
 def test_every_measured_ratio_stands_on_its_bar():
-    record = recorded("quantised", "h100")
+    record = recorded("quantised", "h200")
     expected = [f"{row['ratios'][name]:.2f}" for name in COLORS for row in record["rows"]]
     assert sorted(numbers_in(draw_measured_decode(record))) == sorted(expected)
 
 
 def test_a_run_without_flashinfer_has_no_bar_for_it():
-    record = copy.deepcopy(recorded("quantised", "h100"))
+    record = copy.deepcopy(recorded("quantised", "h200"))
     for row in record["rows"]:
         del row["ratios"]["FlashInfer FP8"]
     figure = draw_measured_decode(record)
