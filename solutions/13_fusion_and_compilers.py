@@ -766,8 +766,8 @@ draw_fused_rates(ON_AN_H100, COPY_ON_AN_H100)
 # - **About twice as fast** for cross-entropy and for both rows of GroupNorm and Mish, at 91, 72 and 78 % of the copy.
 #
 # Rows that do not fit into the registers are the hard case of a backward pass. For rows of 16,384 numbers, RMSNorm's
-# took two passes over memory and reached 0.52 of a copy on an H200. `kernels/fused/gluon_rms_norm_backward.py` keeps the
-# row in shared memory between its two readings and reaches 0.94 (484 and 270 µs for 8,192 rows, 2026-11-29).
+# took two passes over memory and reached 0.52 of a copy on an H200. `kernels/fused/gluon_rms_norm_backward.py` keeps
+# the row in shared memory between its two readings and reaches 0.94 (484 and 270 µs for 8,192 rows, 2026-11-29).
 #
 # Some fusions save memory and hardly any time. If the last linear layer is fused with the loss, the logits exist only a
 # chunk at a time, and their gradient is written over them. For 8,192 tokens of 4,096 numbers and 128,256 classes that
