@@ -1,6 +1,6 @@
 # make lab        a virtual environment in .venv, then JupyterLab on the first notebook; at once from the second time on
 # make install    only the environment
-# make test       the gate, without a GPU, from nothing, in about 20 minutes: every notebook as a learner gets it, ruff,
+# make test       the gate, without a GPU, from nothing, in about half an hour: every notebook as a learner gets it, ruff,
 #                 mypy, the tests; whole what changed, and a sample of what tests/proven.json says is proved. It ends with
 #                 where its time went
 # make test CHAPTER=04   of it what an author of chapter 04 needs, whole: its notebook as given and solved, its exercises

@@ -154,14 +154,20 @@ def measure_row(row: Row, columns: dict) -> dict:
     return results
 
 
-def print_table(table: dict, columns: list[str]) -> None:
+def print_head(columns: list[str]) -> None:
     print(f"\n{'TFLOP/s':<20}" + "".join(f"{name:>13}" for name in columns) + f"{'ours / FA2':>13}{'spread':>9}")
-    for row, results in table.items():
-        cells = [f"{results[name]['tflops']:.0f}" if "tflops" in results[name] else "–" for name in columns]
-        best, fa2 = results["ours"], results["FA2"]
-        ratio = f"{best['tflops'] / fa2['tflops']:.2f}" if "tflops" in best and "tflops" in fa2 else "–"
-        spread = f"{100 * (best['high'] - best['low']) / best['tflops']:.0f} %" if "tflops" in best else "–"
-        print(f"{row:<20}" + "".join(f"{cell:>13}" for cell in cells) + f"{ratio:>13}{spread:>9}")
+
+
+def print_row(row: str, results: dict, columns: list[str]) -> None:
+    """Its figures, as soon as they are there, and why one is missing."""
+    cells = [f"{results[name]['tflops']:.0f}" if "tflops" in results[name] else "–" for name in columns]
+    best, fa2 = results["ours"], results["FA2"]
+    ratio = f"{best['tflops'] / fa2['tflops']:.2f}" if "tflops" in best and "tflops" in fa2 else "–"
+    spread = f"{100 * (best['high'] - best['low']) / best['tflops']:.0f} %" if "tflops" in best else "–"
+    print(f"{row:<20}" + "".join(f"{cell:>13}" for cell in cells) + f"{ratio:>13}{spread:>9}", flush=True)
+    for name, result in results.items():
+        if "missing" in result:
+            print(f"    no figure for {name}: {result['missing']}", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -174,19 +180,17 @@ def main(arguments: list[str] | None = None) -> int:
     columns = implementations()
     before = clocks()
     table = {}
+    print_head(list(columns))
     for row in ROWS:
         # torch.compile gives up on a function that it compiled for eight shapes: every row starts anew.
         torch.compiler.reset()
         compiled_flex_attention.cache_clear()
         table[row.name] = measure_row(row, columns)
-        missing = {name: result["missing"] for name, result in table[row.name].items() if "missing" in result}
-        for name, why in missing.items():
-            print(f"{row.name}: no figure for {name}: {why}", flush=True)
+        print_row(row.name, table[row.name], list(columns))
         torch.cuda.empty_cache()
     roof = ceilings().matmul_rate
     from course_lib.figures.memory.throughput import throughput_figure
 
-    print_table(table, list(columns))
     print("Spread: 10th to 90th percentile of ours.")
     rows = [dataclasses.asdict(row) | {"name": row.name, "results": table[row.name]} for row in ROWS]
     record = write_record("attention", before, rows=rows,

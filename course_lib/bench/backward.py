@@ -102,11 +102,13 @@ def measure_row(row: Row, columns: dict) -> dict:
     return results
 
 
-def print_table(table: dict, columns: list[str]) -> None:
-    print(f"\n{'TFLOP/s':<20}" + "".join(f"{name:>18}" for name in columns))
-    for row, results in table.items():
-        cells = [f"{results[name]['tflops']:.0f}" if "tflops" in results[name] else "–" for name in columns]
-        print(f"{row:<20}" + "".join(f"{cell:>18}" for cell in cells))
+def print_row(row: str, results: dict, columns: list[str]) -> None:
+    """Its figures, as soon as they are there, and why one is missing."""
+    cells = [f"{results[name]['tflops']:.0f}" if "tflops" in results[name] else "–" for name in columns]
+    print(f"{row:<20}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
+    for name, result in results.items():
+        if "missing" in result:
+            print(f"    no figure for {name}: {result['missing']}", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -118,15 +120,13 @@ def main(arguments: list[str] | None = None) -> int:
     torch.manual_seed(0)
     columns = implementations()
     before, table = clocks(), {}
+    print(f"\n{'TFLOP/s':<20}" + "".join(f"{name:>18}" for name in columns), flush=True)
     for row in ROWS:
         table[row.name] = measure_row(row, columns)
-        for name, result in table[row.name].items():
-            if "missing" in result:
-                print(f"{row.name}: no figure for {name}: {result['missing']}", flush=True)
+        print_row(row.name, table[row.name], list(columns))
         torch.cuda.empty_cache()
     rows = [dataclasses.asdict(row) | {"name": row.name, "results": table[row.name]} for row in ROWS]
     from course_lib.figures.backward.rates import draw_rates
 
-    print_table(table, list(columns))
     draw_rates(write_record("backward", before, rows=rows)).savefig(bench_path("backward.png"))
     return 0
