@@ -333,10 +333,10 @@ def go_straight(launches: Sequence[Launch], sources: Sequence[torch.Tensor]) -> 
     try:
         for launch in launches:
             launch.go_straight(sources)
-    except DriverError as error:
+    except (DriverError, RuntimeError) as error:  # of the driver, or of Triton and PyTorch while it is recorded
         for launch in launches:
             launch.straight = None
-        return f"The driver was not told of this launch: {error}."
+        return f"The launch could not be recorded: {error}."
     return None
 
 
