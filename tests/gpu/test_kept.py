@@ -20,16 +20,7 @@ from course_lib.kernels.quantised.append import append_to_int4_pages
 from course_lib.kernels.quantised.formats import empty_int4_cache
 from course_lib.kernels.quantised.fp8_decode import paged_fp8_decode_attention
 from course_lib.kernels.quantised.int4_decode import paged_int4_decode_attention
-
-
-def halves(*shape):
-    return torch.randn(*shape, device="cuda", dtype=torch.float16)
-
-
-def decode_inputs(batch=2, query_heads=32, key_heads=8, capacity=3000, head_dim=128):
-    caches = [halves(batch, key_heads, capacity, head_dim) for _ in "kv"]
-    lengths = torch.randint(1, capacity + 1, (batch,), device="cuda", dtype=torch.int32)
-    return halves(batch, query_heads, head_dim), *caches, lengths
+from tests.gpu.test_prepared import decode_inputs, halves
 
 
 def paged_inputs():

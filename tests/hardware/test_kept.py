@@ -10,7 +10,6 @@ import weakref
 import pytest
 import torch
 import triton
-import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib.hardware import kept as module
@@ -20,6 +19,7 @@ from course_lib.kernels.attention.dispatch import portable
 from course_lib.kernels.decode.append import append_to_pages
 from course_lib.kernels.decode.attention import decode_attention
 from course_lib.kernels.decode.workspace import decode_workspace
+from tests.hardware.test_prepared import scaled_kernel
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU: tests/gpu/test_kept.py")
 
@@ -27,13 +27,6 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU: tes
 @pytest.fixture(autouse=True, scope="module")
 def as_in_a_notebook():
     repair_interpreter()
-
-
-@triton.jit
-def scaled_kernel(x_pointer, output_pointer, length, factor, BLOCK: tl.constexpr):
-    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_pointer + places, mask=places < length)
-    tl.store(output_pointer + places, x * factor, mask=places < length)
 
 
 class Counted:
