@@ -19,8 +19,9 @@ def test_every_row_is_attention_and_one_that_is_not_has_no_time(monkeypatch):
     monkeypatch.setattr(bench, "ways", lambda ranks, length: ways)
     (results,) = bench.measure_rank(Ranks(0, 1, torch.device("cpu")), [SMALL], None, 1)
     assert results.pop(wrong)["missing"].startswith("wrong on 1 ranks; this one differs by 1.0e-01")
-    assert len(results) == 4 and all(0 < row["forward"] < row["both"] and row["difference"] < 1e-5
-                                     for row in results.values())  # fmt: skip
+    assert len(results) == 4
+    for row in results.values():  # which is the longer, a busy machine decides
+        assert row["forward"] > 0 and row["both"] > 0 and row["difference"] < 1e-5
 
 
 def test_a_time_is_that_of_the_slowest_rank_and_a_share_that_of_all_gpus(capsys):
