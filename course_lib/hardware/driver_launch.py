@@ -1,6 +1,6 @@
 """A kernel's launch, kept as the CUDA driver takes it: to be made again for a few µs, with pointers that have changed.
 
-    launch = DriverLaunch(lambda: kernel[grid](x, output, length, BLOCK=256), stream)
+    launch = DriverLaunch(lambda: kernel[grid](x, output, length, BLOCK=256))
     launch.follow({x.data_ptr(): (0, 0), output.data_ptr(): (1, 0)}, descriptors=[])
     launch.start([other.data_ptr(), result.data_ptr()], stream.cuda_stream)
 

@@ -92,10 +92,12 @@ def native_e4m3(device: torch.device) -> bool:
     return (architecture_of(device) or 0) >= NATIVE_E4M3
 
 
-def quantised_compile_cases(kernel, cuts_of, types, constexprs, wanted, slow) -> list[CompileCase]:
+def quantised_compile_cases(kernel, cuts_of, types, constexprs, wanted, slow, spills=None) -> list[CompileCase]:
     """A decode kernel as it ships, split, for (arch, head_dim, group, dtype) of `wanted`, and `slow` ones.
 
     cuts_of: the cuts of such a case. types, constexprs: what not every decode kernel takes, as functions of the case.
+    spills: {(arch, head_dim): bytes that a thread may spill there}; elsewhere 8, two numbers that each thread writes
+        before the loop for the merge after it.
     """
     cases = []
     every_cut = [(case, cut.tiles) for case in wanted + slow for cut in cuts_of(case[0], case[3], *case[1:3])]
@@ -107,9 +109,8 @@ def quantised_compile_cases(kernel, cuts_of, types, constexprs, wanted, slow) ->
             kernel, signature_of(kernel, kind, **types(case)),
             {"HEAD_DIM": head_dim, "GROUP_ROWS": group_rows(group, tiles), **tiles.blocks(), **constexprs(case)},
             num_warps=tiles.warps, num_stages=tiles.stages, archs=(arch,),
-            # Two numbers of each thread, written before the loop for the merge after it.
-            # At head dimension 256 Triton 3.9 spills 72 bytes of e4m3's kernel on sm_90, and 3.6 none.
-            max_spill_bytes=(72 if head_dim == 256 else 8) if fast else None, instruction="mma.sync" if fast else None,
+            max_spill_bytes=(spills or {}).get((arch, head_dim), 8) if fast else None,
+            instruction="mma.sync" if fast else None,
             label=f"{kind} {head_dim} group {group} {tuple(tiles)}",
         ))  # fmt: skip
     return cases
