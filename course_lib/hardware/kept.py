@@ -34,8 +34,6 @@ CONSTANTS = (type(None), bool, int, float, str, torch.dtype)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
 ANEW: list[None] = []  # not empty while calls are to decide anew
 
 
@@ -50,9 +48,14 @@ def deciding_anew() -> Iterator[None]:
 
 
 class Program:
-    """The launches of one call, and what it returned.
+    """The launches of one call, which is made once to see them.
 
-    sources: the tensors that the call was given. Raises a ValueError for a call whose launches cannot be repeated.
+    Args:
+        sources: the tensors among its arguments, each once.
+
+    Attributes:
+        why_not: what about the call forbids that its launches are repeated, in words; None if nothing.
+        first_result: what it returned.
     """
 
     def __init__(self, function: Callable, args: tuple, options: dict, sources: list[torch.Tensor]):
