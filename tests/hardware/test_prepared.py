@@ -1,7 +1,6 @@
 """A call made once and repeated with other tensors: the same results, and refusals instead of wrong ones.
 
-Here kernels are interpreted, so a repeated call goes through Triton's launcher with the arguments that were kept; and
-once through a stand-in for the compiled kernel, to see that it is given the right addresses.
+Here kernels are interpreted, so a repeated call goes through Triton's launcher with the arguments that were kept.
 """
 
 import math
