@@ -1141,9 +1141,10 @@ draw_beside_flashinfer(recorded("latent", "h100"))
 # and the Hopper kernel 0.93 to 1.03. The seesaw makes the difference: one warp group keeps the tensor cores busy while
 # the other computes its softmax.
 #
-# The Hopper kernel has changed since that run: in long programs the second group now asks for its scores before it
-# multiplies by the first group's block. On one H200 (2026-11-29, in turns) it was 1.27, 1.03, 0.98, 1.00, 1.02, 0.92
-# and 1.08 times as fast as FlashInfer, in the order of the rows, and the portable kernel 0.59 to 1.04.
+# The Hopper kernel has changed since that run. In programs with many blocks of keys, the second warp group now starts
+# the product for its scores before it multiplies by the first group's block. On one H200 (2026-11-29, in turns) it was
+# 1.27, 1.03, 0.98, 1.00, 1.02, 0.92 and 1.08 times as fast as FlashInfer, in the order of the rows, and the portable
+# kernel 0.59 to 1.04. That card reads memory faster than the H100, so the two runs differ by more than this change.
 #
 # **Your kernel at a glance.** The speeds are the portable kernel's in this run, and the rest is derived.
 #

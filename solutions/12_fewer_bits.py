@@ -253,9 +253,10 @@ for layer, parts in enumerate(zip(layer_keys, layer_values)):
 # only 128 numbers. So the scale costs 128 multiplications instead of 4.2 million.
 #
 # The same can be done with INT4's scales: multiply the query by the 128 scales of a group of keys, once for its 64
-# tokens, and attention's weights by the scales of the values. Those are fewer multiplications, but the scaled query has
-# to be laid out anew for every 64 keys, and that costs instructions of its own. So the library's INT4 kernel multiplies
-# the codes by the scales instead, two codes with one instruction.
+# tokens, and attention's weights by the scales of the values. For the 4 query heads of a KV head that is 512
+# multiplications for 64 keys instead of 8,192. But the scaled query has to be moved between threads again for every 64
+# keys, which costs instructions of its own. So the library's INT4 kernel multiplies the codes by the scales instead,
+# two codes with one instruction.
 
 # %%
 # Exercise 12.3 · Where the scales go
@@ -745,26 +746,30 @@ draw_measured_decode(recorded("quantised", "h200"))
 # > in 16 bits, with 28 % of the bytes. The bytes alone would give 3.6 times, and the count of instructions 2.9.
 #
 # Too many instructions are not the reason. The loop of the library's INT4 kernel, compiled, has 1,351 instructions a
-# warp for 64 keys and their values. A head of 128 channels has 16,384 numbers there, so a thread needs 2.6 instructions
-# for each and not 5: most of them work on two numbers at once. The 16 sequences of 8,192 tokens show where the time
-# goes. Their cache has 151 MB, which an H200 reads in 35 µs at its full rate, and the kernel takes 66 µs.
+# warp for 64 keys and their values. A head of 128 channels has 16,384 numbers there and a warp has 32 threads, so a
+# thread executes 2.6 instructions for each number in the whole loop. 1.6 of these make numbers of codes, where the
+# count assumed 5, because most of them work on two numbers at once. For 16 sequences of 8,192 tokens the
+# multiprocessors need 21 µs at this rate. Their cache has 151 MB, which an H200 reads in 35 µs at its full rate. But
+# the kernel takes 66 µs:
 #
-# - A kernel that only reads these 151 MB takes 48 µs. In so short a time, starting and ending count.
-# - With lengths of 0, so without any key, the kernel takes 11 µs: it starts, and merges two splits.
+# - A kernel that only reads these 151 MB takes 48 µs. In so short a time, starting and ending take a noticeable share.
+# - With lengths of 0, so without any key, the decode kernel takes 11 µs: it starts, and merges two splits of the
+#   context (chapter 08).
 # - The multiprocessors are not done together. Their loops ended between 38 and 58 µs after the start.
 #
-# What the warps share matters more than the count. In an earlier version of this kernel, all four warps worked on the
-# same 64 keys, and met at seven barriers for them: for the scales, the largest score, and the weights. It had 5.6
-# instructions a number, about the 5 of the count, and took 154 µs on the same H200, longer than 16 bits. Now each warp
-# has keys of its own, and they meet when all keys are done.
+# These overlap, so they do not add up to the 66. What the warps share matters more than the count. In an earlier
+# version of this kernel, all four warps worked on the same 64 keys, and met at seven barriers for them: for the scales,
+# the largest score, and the weights. It had 6.3 instructions a number, which is 50 µs by the count, and took 154 µs on
+# the same H200, longer than 16 bits. Now each warp has keys of its own, and they meet when all keys are done.
 #
-# In e4m3 the course's kernel is 1.6 to 1.8 times as fast as in 16 bits; a kernel that only reads the same bytes would
-# be 1.84 times as fast at 16 × 8,192. FlashInfer's FP8 kernel is 1.15 to 1.22 times as fast as *our* kernel in 16 bits.
-# So on this card an INT4 cache saves more memory and more time, and an e4m3 cache keeps more digits.
+# In e4m3 with a scale for each head the course's kernel is 1.6 to 1.7 times as fast as in 16 bits; a kernel that only
+# reads the same bytes would be 1.84 times as fast at 16 × 8,192. FlashInfer's FP8 kernel is 1.15 to 1.22 times as fast
+# as *our* kernel in 16 bits. So on this card an INT4 cache saves more memory and more time, and an e4m3 cache keeps
+# more digits.
 #
 # | few bits in a cache | |
 # |---|---|
-# | wins | decode in INT4: 2.1 to 2.3 times as fast; in e4m3 1.6 to 1.8 (measured, as above) |
+# | wins | decode in INT4: 2.1 to 2.3 times as fast; in e4m3 1.6 to 1.7 (measured, as above) |
 # | loses | a prompt, which gains nothing (derived below) |
 # | falls back | cards before compute capability 8.9 convert e4m3 in several steps (below) |
 # | trap | scales left at 1; keys grouped over channels: a loss of 1.946 instead of 1.813 (measured above) |
@@ -871,10 +876,11 @@ for count in (1, 8, 64, 8192):
 draw_plan_gains(h200_times, "INT4 and 131,072 tokens of context on an H200, by its measured rates")
 
 # %% [markdown]
-# For one query token this is the count from above: 123 µs and 43 µs, 2.9 times. The measured kernel gained 2.1, so
-# read the picture for where the gain *ends*. It shrinks with every query token, because attention's own arithmetic
-# grows. At 32 query tokens the gain is gone. From 1,024 on, "fuse" and "once" differ by 1 % or less, because in "fuse"
-# one dequantised number serves 128 rows of queries. Where a conversion costs more, dequantising once pays earlier.
+# For one query token this is the count from above: 123 µs and 43 µs, 2.9 times. The measured kernel gained 2.1, so read
+# the picture for where the gain *ends*. It shrinks with every query token, because attention's own arithmetic grows. At
+# 32 query tokens the gain is gone. From 1,024 on, "fuse" and "once" differ by 1.3 % at most, because in "fuse" one
+# dequantised number serves 128 rows of queries, and with 8,192 query tokens "keep" is the fastest by less than 1 %.
+# Where a conversion costs more, dequantising once pays earlier.
 #
 # The second picture is a count for this machine, with its own ceilings: its bandwidth, its rate of products, and half
 # of its multiply-add FLOPs as its rate of instructions. **Predict** whether it gains more or less than an H200 for one
@@ -1077,7 +1083,8 @@ for name, found in errors.items():
 # **In the kernel.** `kernels/hopper/flash_fp8.py` is chapter 09's kernel with operands in e4m3. On one H200 it was 1.68
 # times as fast as in bf16 at head dimension 256, 1.13 to 1.17 times at 128 and 1.08 times at 64 (measured in turns,
 # 16,384 tokens). Products take half as long as in bf16, but exponentials take just as long, so the gain grows with the
-# head dimension. Its root mean square error, on 8 heads of 4096 tokens with outliers, is 0.018 with one scale and no
+# head dimension. At 128 neither is busy for more than half of the time: mostly, the warp groups wait for scores and
+# weights. The root mean square error, on 8 heads of 4,096 tokens with outliers, is 0.018 with one scale and no
 # rotation, 0.017 with a scale for each block, and **0.0084** with the rotation, 2.1 times less. FlashAttention-3
 # reports 0.024 and 0.0091. `python -m course_lib bench fp8` measures speed and error on your GPU.
 

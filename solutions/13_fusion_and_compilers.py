@@ -765,22 +765,23 @@ draw_fused_rates(ON_AN_H100, COPY_ON_AN_H100)
 #   for the backward pass of RMSNorm. RMSNorm and softmax of long rows reach 99 % of the copy, LayerNorm 82 %.
 # - **About twice as fast** for cross-entropy and for both rows of GroupNorm and Mish, at 91, 72 and 78 % of the copy.
 #
-# Rows that do not fit into the registers are the hard case of a backward pass. For rows of 16,384 numbers, RMSNorm's
-# took two passes over memory and reached 0.52 of a copy on an H200. `kernels/fused/gluon_rms_norm_backward.py` keeps
-# the row in shared memory between its two readings and reaches 0.94 (484 and 270 µs for 8,192 rows, 2026-11-29).
+# The backward pass of RMSNorm holds a row of three inputs, and the sums for the weight's gradient. At 16,384 columns
+# they no longer fit into the registers. A kernel of two passes over memory reached 0.52 of a copy's rate on an H200,
+# counting three reads and one write of each element. `kernels/fused/gluon_rms_norm_backward.py` keeps the row in shared
+# memory between its two readings and reaches 0.94 (484 and 270 µs for 8,192 rows, 2026-11-29).
 #
-# Some fusions save memory and hardly any time. If the last linear layer is fused with the loss, the logits exist only a
-# chunk at a time, and their gradient is written over them. For 8,192 tokens of 4,096 numbers and 128,256 classes that
-# took 40.4 ms on an H200 in two chunks and 39.0 in one, and PyTorch's layer and loss, compiled, 40.1. Other fusions
-# cost time. On the H100 a Conv1d, GroupNorm and Mish took 603 µs as PyTorch's single operations and 245 µs compiled. In
-# one kernel of ours they took 647 µs, because our convolution is much slower than cuDNN's, and that costs more time
-# than the saved bytes gain.
+# Some fusions save memory and no time. If the last linear layer is fused with the loss, the logits exist only a chunk
+# at a time, and their gradient is written over them. For 8,192 tokens of 4,096 numbers and 128,256 classes, whose
+# logits are 2.1 GB, that took 40.4 ms on an H200 in two chunks and 39.0 in one. PyTorch's layer and loss, compiled,
+# took 40.1. Other fusions cost time. On the H100 a Conv1d, GroupNorm and Mish took 603 µs as PyTorch's single
+# operations and 245 µs compiled. In one kernel of ours they took 647 µs, because our convolution is much slower than
+# cuDNN's, and that costs more time than the saved bytes gain.
 #
 # | a fused kernel of your own | |
 # |---|---|
 # | wins | RoPE with the append, 2.79 TB/s against 1.48 compiled; long rows (measured, as above) |
 # | loses | with a convolution inside: 647 µs against 245 compiled (measured) |
-# | falls back | to two passes where a row does not fit in shared memory: two thirds of a copy's rate (derived) |
+# | falls back | to two passes where a row does not fit in shared memory: at most two thirds of a copy's rate (derived) |
 # | trap | four warps for a tile of 16,384: it spills (compiled for sm_90, Triton 3.9) |
 #
 # So measure before you write a kernel. First measure what PyTorch has (`F.rms_norm`, `F.scaled_dot_product_attention`),

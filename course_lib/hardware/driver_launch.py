@@ -5,9 +5,9 @@
     launch.start([other.data_ptr(), result.data_ptr()], stream.cuda_stream)
 
 A launch of Triton's goes through some hundred lines of Python, which find the compiled kernel, build its parameters,
-and hand them to the driver. What the driver gets is little: a function, a grid, and the bytes of each parameter. It
-tells them to anyone who records the launch in a CUDA graph and asks the graph's only node. So the launch is recorded,
-not made; its bytes are kept; and later launches go to the driver with these bytes, but for addresses.
+and hand them to the driver. What the driver gets is little: a function, a grid, and the bytes of each parameter. To get
+them back, record the launch in a CUDA graph and query the graph's only node. So the launch is recorded, not made; its
+bytes are kept; and later launches go to the driver with these bytes, but for addresses.
 
 A parameter of 8 bytes whose number is the address of a tensor is a pointer to it. One of 128 bytes is what the copy
 engine knows of a tensor (a tensor map), in which the driver itself replaces the address. Everything here is the

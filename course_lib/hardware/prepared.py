@@ -1,7 +1,7 @@
 """A call of the course's launchers made cheap for the host: what it decides is decided once, and kept.
 
     step = prepared(decode_attention, query, keys, values, lengths, output=output, workspace=workspace, validate=False)
-    step(query, keys, values, lengths)        # the same kernel, with as many checks as other memory needs
+    step(query, keys, values, lengths)        # the same kernel, with the checks alone that new addresses need
 
 A call that decides everything anew takes the host 60 to 130 µs: the launcher checks shapes, dtypes and strides, chooses
 tiles and splits, and allocates its result; Triton's own launcher then looks at each argument again, to find out which
@@ -10,7 +10,7 @@ call is made once under observation. What is kept of each launch is what the CUD
 and which of its pointers lie in the inputs. A later call compares the inputs with the first ones and launches: 9 µs,
 on a host that needs 7 for PyTorch's smallest addition.
 
-The course's attention does this by itself (`kept`), with a new result at each call. Here a step's buffers stay, too.
+The course's attention and its appends do this by themselves (`kept`), with a new result at each call. Here a step's buffers stay, too.
 
 A CUDA graph (`course_lib.hardware.graphs`) is cheaper still for many kernels, but its inputs may not move. Here they
 may.

@@ -11,7 +11,7 @@ D = 128, 16 sequences of 8,192 tokens, in µs:
     the decode step                       136      81      63.5
     the same with lengths of 0              6       9      11
 
-So e4m3 could gain 1.8 there and gains 1.7, and INT4 could gain 2.9 and gains 2.1. With 16 or 32 keys for each warp INT4
+So e4m3 could gain 1.8 there and gains 1.7, and INT4 could gain 2.8 and gains 2.1. With 16 or 32 keys for each warp INT4
 took 81 and 65: a step's scales are then for fewer keys.
 """
 
