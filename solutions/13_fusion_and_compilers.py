@@ -781,7 +781,7 @@ draw_fused_rates(ON_AN_H100, COPY_ON_AN_H100)
 # |---|---|
 # | wins | RoPE with the append, 2.79 TB/s against 1.48 compiled; long rows (measured, as above) |
 # | loses | with a convolution inside: 647 µs against 245 compiled (measured) |
-# | falls back | to two passes where a row does not fit in shared memory: at most two thirds of a copy's rate (derived) |
+# | falls back | to two passes where a row does not fit in shared memory: at most 2/3 of a copy's rate (derived) |
 # | trap | four warps for a tile of 16,384: it spills (compiled for sm_90, Triton 3.9) |
 #
 # So measure before you write a kernel. First measure what PyTorch has (`F.rms_norm`, `F.scaled_dot_product_attention`),

@@ -4,10 +4,10 @@
     def decode_attention(query, key_cache, value_cache, lengths, *, window=None, ...): ...
 
 The third call with tensors of the same shapes, strides, dtypes and alignment to 16 bytes, and with the same other
-arguments, is observed as by `prepared`; from then on such calls allocate a new result and launch. That takes the host 19 µs and not 128 (on one
-where PyTorch's addition to 16 numbers takes 7), and a caller notices nothing else. What differs from `prepared`:
-results are new tensors, any layout may come at any time, and so nothing is refused; a call that is not known goes the
-long way.
+arguments, is observed as by `prepared`; from then on such calls allocate a new result and launch. That takes the host
+19 µs and not 128 (on one where PyTorch's addition to 16 numbers takes 7), and a caller notices nothing else. What
+differs from `prepared`: results are new tensors, any layout may come at any time, and so nothing is refused; a call
+that is not known goes the long way.
 
 That is every call in Triton's interpreter, in a CUDA graph, under `torch.compile` or another mode of PyTorch, with
 tensors of a class of their own, and one that does more than launch kernels: one that reads lengths to check them, for

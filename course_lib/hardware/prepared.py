@@ -10,7 +10,8 @@ call is made once under observation. What is kept of each launch is what the CUD
 and which of its pointers lie in the inputs. A later call compares the inputs with the first ones and launches: 9 µs,
 on a host that needs 7 for PyTorch's smallest addition.
 
-The course's attention and its appends do this by themselves (`kept`), with a new result at each call. Here a step's buffers stay, too.
+The course's attention and its appends do this by themselves (`kept`), with a new result at each call. Here a step's
+buffers stay, too.
 
 A CUDA graph (`course_lib.hardware.graphs`) is cheaper still for many kernels, but its inputs may not move. Here they
 may.
