@@ -6,6 +6,11 @@ of each row four neighbouring threads hold all the columns.
 
 from course_lib.kernels.gluon.names import gl, gluon, mbarrier
 
+# A program has 16 named barriers. Triton takes 0, 1, and one for each partition of warps but the first: with up to five
+# partitions, a kernel has the rest.
+FIRST_NAMED_BARRIER = gl.constexpr(6)
+NAMED_BARRIERS = 10
+
 
 @gluon.jit
 def row_max(scores):
@@ -35,6 +40,30 @@ def new_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     for index in gl.static_range(COUNT):
         mbarrier.init(barriers.index(index), count=ARRIVALS)
     return barriers
+
+
+@gluon.jit
+def arrive_named(number, THREADS: gl.constexpr):
+    """The warps of this group arrive at a named barrier, each for itself, and go on; THREADS arrivals open it.
+
+    `mbarrier.arrive` speaks for the whole group: all its warps meet first, and ptxas moves nothing across such a
+    meeting. An arrival by name is one instruction, and what another group does next need not wait for the slowest warp.
+    """
+    TEXT: gl.constexpr = named_barrier_text("bar.arrive", THREADS)
+    gl.inline_asm_elementwise(TEXT, "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def wait_named(number, THREADS: gl.constexpr):
+    """The same, and waits until it opens: for THREADS arrivals, those of this group among them."""
+    TEXT: gl.constexpr = named_barrier_text("bar.sync", THREADS)
+    gl.inline_asm_elementwise(TEXT, "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.constexpr_function
+def named_barrier_text(instruction, threads):
+    """The assembly: the barrier's number is the operand, and the result, which nobody wants."""
+    return f"{instruction} $1, {threads}; mov.b32 $0, $1;"
 
 
 @gluon.jit

@@ -50,12 +50,21 @@ from course_lib.kernels.gluon.names import (
     wait_for_stores,
     warpgroup_mma_wait,
 )
-from course_lib.kernels.gluon.parts import new_barriers
+from course_lib.kernels.gluon.parts import NAMED_BARRIERS, new_barriers, wait_named
 from course_lib.kernels.hopper.backward_limits import backward_refusal
-from course_lib.kernels.hopper.backward_parts import end_turn, keys_of, next_ticket, query_blocks, wait_for_turn
+from course_lib.kernels.hopper.backward_parts import (
+    GROUPS,
+    QUEUE_THREADS,
+    end_turn,
+    gradient_free,
+    keys_of,
+    next_ticket,
+    query_blocks,
+    query_free,
+    wait_for_turn,
+)
 from course_lib.kernels.hopper.backward_step import (
     GROUP_KEYS,
-    GROUPS,
     ask_for_scores,
     last_query_part,
     step,
@@ -75,12 +84,12 @@ PART_ROWS, PART_COLUMNS = gl.constexpr(16), gl.constexpr(256)  # how a part of d
 def produce(descriptors, tiles, barriers, tickets, counter, sizes, CAUSAL: gl.constexpr):
     """The producer: draws tiles of keys, and asks the copy engine for all that they need, in the order of its use.
 
-    A buffer's n-th use waits until its n-1-th is over. Barriers tell odd phases from even ones; to wait for the phase
-    before the first passes at once, which is what an empty buffer wants.
+    A buffer's n-th use waits until its n-1-th is over, and its first use for nobody. Barriers in memory tell odd phases
+    from even ones; to wait for the phase before the first passes at once, which is what an empty buffer wants.
     """
     queries, output_gradients, keys, values, log_sum_exps, deltas = descriptors
     query_tiles, gradient_tiles, key_tiles, value_tiles, log_sum_exp_rows, delta_rows = tiles
-    keys_ready, keys_free, query_ready, query_free, gradient_ready, gradient_free = barriers
+    keys_ready, keys_free, query_ready, gradient_ready = barriers
     slots, ticket_ready, ticket_free = tickets
     all_key_heads, key_heads, heads_per_key_head, query_length, key_length, heads_at_once = sizes
     STAGES: gl.constexpr = query_tiles.shape[0]
@@ -107,15 +116,16 @@ def produce(descriptors, tiles, barriers, tickets, counter, sizes, CAUSAL: gl.co
             for count in range(end - begin):
                 first_query = (end - 1 - count) * BLOCK_M
                 stage = steps_done % STAGES
-                phase = steps_done // STAGES & 1
                 place = [batch_index, head, first_query, 0]
                 ready = query_ready.index(stage)
-                mbarrier.wait(query_free.index(stage), phase ^ 1)
+                if steps_done >= STAGES:
+                    wait_named(query_free(stage), QUEUE_THREADS)
                 mbarrier.expect(ready, queries.block_type.nbytes + log_sum_exps.block_type.nbytes)
                 load_tile(queries, place, ready, query_tiles.index(stage))
                 load_tile(log_sum_exps, [row, first_query], ready, log_sum_exp_rows.index(stage))
                 ready = gradient_ready.index(stage)
-                mbarrier.wait(gradient_free.index(stage), phase ^ 1)
+                if steps_done >= STAGES:
+                    wait_named(gradient_free(stage, STAGES), QUEUE_THREADS)
                 mbarrier.expect(ready, output_gradients.block_type.nbytes + deltas.block_type.nbytes)
                 load_tile(output_gradients, place, ready, gradient_tiles.index(stage))
                 load_tile(deltas, [row, first_query], ready, delta_rows.index(stage))
@@ -145,7 +155,7 @@ def carry(
 
     The first tile of keys of a head writes, and does not add: nobody has to fill the sums with zeros before.
     """
-    _score_gradient_tiles, _score_gradients_ready, _score_gradients_free, parts, part_ready, part_free = exchange
+    _score_gradient_tiles, _score_gradients_ready, parts, part_ready, part_free = exchange
     all_key_heads, _key_heads, heads_per_key_head, query_length, key_length, heads_at_once = sizes
     all_tiles = gl.cdiv(key_length, TILE_KEYS) * all_key_heads
     blocks = gl.cdiv(query_length, BLOCK_M)
@@ -182,12 +192,14 @@ def carry(
 
 @gluon.jit
 def consume(
-    outputs, tiles, barriers, exchange, tickets, sizes, scales, GROUP: gl.constexpr, CAUSAL: gl.constexpr
+    outputs, tiles, barriers, exchange, tickets, sizes, scales, GROUP: gl.constexpr, CAUSAL: gl.constexpr,
+    LATE_PARTS: gl.constexpr,
 ):  # fmt: skip
     """A consumer: dK and dV of 64 of the keys of each tile, and half of what the tile adds to dQ."""
     key_gradients, value_gradients = outputs
     query_tiles, _gradient_tiles, key_tiles, _value_tiles, _log_sum_exp_rows, _delta_rows = tiles
-    keys_ready, keys_free, query_ready, _query_free, _gradient_ready, _gradient_free = barriers
+    keys_ready, keys_free, query_ready, _gradient_ready = barriers
+    STAGES: gl.constexpr = query_tiles.shape[0]
     score_gradient_tiles = exchange[0]
     all_key_heads, key_heads, heads_per_key_head, query_length, key_length, heads_at_once = sizes
     scale, scale_log2 = scales
@@ -212,24 +224,26 @@ def consume(
             scores = warpgroup_mma_wait(0, deps=[scores])
             scores, key_gradient, value_gradient = step(
                 scores, key_gradient, value_gradient, tiles, barriers, exchange, steps_done, last_step,
-                first_key, (end - 1) * BLOCK_M, query_length, key_length, scale_log2, GROUP, True, True, CAUSAL,
+                first_key, (end - 1) * BLOCK_M, query_length, key_length, scale_log2, False,
+                GROUP, True, True, CAUSAL, LATE_PARTS,
             )  # fmt: skip
             steps_done += 1
             whole = gl.maximum(end - 1 - whole_begin, 0)
             for count in range(whole):
                 scores, key_gradient, value_gradient = step(
                     scores, key_gradient, value_gradient, tiles, barriers, exchange, steps_done, last_step, first_key,
-                    (end - 2 - count) * BLOCK_M, query_length, key_length, scale_log2, GROUP, False, False, CAUSAL,
+                    (end - 2 - count) * BLOCK_M, query_length, key_length, scale_log2, count > 0,
+                    GROUP, False, False, CAUSAL, LATE_PARTS,
                 )  # fmt: skip
                 steps_done += 1
             for count in range(end - 1 - begin - whole):
                 scores, key_gradient, value_gradient = step(
                     scores, key_gradient, value_gradient, tiles, barriers, exchange, steps_done, last_step, first_key,
-                    (end - 2 - whole - count) * BLOCK_M, query_length, key_length, scale_log2,
-                    GROUP, False, True, CAUSAL,
+                    (end - 2 - whole - count) * BLOCK_M, query_length, key_length, scale_log2, whole + count > 0,
+                    GROUP, False, True, CAUSAL, LATE_PARTS,
                 )  # fmt: skip
                 steps_done += 1
-            last_query_part(exchange, key_tiles, steps_done, GROUP)
+            last_query_part(exchange, key_tiles, steps_done, end - begin > 1, STAGES, GROUP, LATE_PARTS)
 
         batch_index = batch_and_head // key_heads
         key_head = batch_and_head % key_heads
@@ -254,6 +268,7 @@ def flash_attention_backward_hopper_kernel(
     counter, turns,
     all_key_heads, key_heads, heads_per_key_head, query_length, key_length, heads_at_once, scale, scale_log2,
     CAUSAL: gl.constexpr, DETERMINISTIC: gl.constexpr, STAGES: gl.constexpr, SCORE_BUFFERS: gl.constexpr,
+    LATE_PARTS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, HELPER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """One program per multiprocessor: makes buffers and barriers, and sends the groups of warps to their tasks."""
@@ -276,11 +291,8 @@ def flash_attention_backward_hopper_kernel(
     keys_ready = new_barriers(1, 1).index(0)
     keys_free = new_barriers(1, GROUPS).index(0)
     query_ready = new_barriers(STAGES, 1)
-    query_free = new_barriers(STAGES, GROUPS)
     gradient_ready = new_barriers(STAGES, 1)
-    gradient_free = new_barriers(STAGES, GROUPS)
     score_gradients_ready = new_barriers(SCORE_BUFFERS, GROUPS)
-    score_gradients_free = new_barriers(SCORE_BUFFERS, GROUPS)
     part_ready = new_barriers(GROUPS, 1)
     part_free = new_barriers(GROUPS, 1)
     ticket_ready = new_barriers(TICKET_SLOTS, 1)
@@ -289,15 +301,15 @@ def flash_attention_backward_hopper_kernel(
 
     descriptors = queries, output_gradients, keys, values, log_sum_exps, deltas
     tiles = query_tiles, gradient_tiles, key_tiles, value_tiles, log_sum_exp_rows, delta_rows
-    barriers = keys_ready, keys_free, query_ready, query_free, gradient_ready, gradient_free
-    exchange = score_gradient_tiles, score_gradients_ready, score_gradients_free, parts, part_ready, part_free
+    barriers = keys_ready, keys_free, query_ready, gradient_ready
+    exchange = score_gradient_tiles, score_gradients_ready, parts, part_ready, part_free
     tickets = slots, ticket_ready, ticket_free
     sizes = all_key_heads, key_heads, heads_per_key_head, query_length, key_length, heads_at_once
     outputs = key_gradients, value_gradients
     scales = scale, scale_log2
     gl.warp_specialize([
-        (consume, (outputs, tiles, barriers, exchange, tickets, sizes, scales, 0, CAUSAL)),
-        (consume, (outputs, tiles, barriers, exchange, tickets, sizes, scales, 1, CAUSAL)),
+        (consume, (outputs, tiles, barriers, exchange, tickets, sizes, scales, 0, CAUSAL, LATE_PARTS)),
+        (consume, (outputs, tiles, barriers, exchange, tickets, sizes, scales, 1, CAUSAL, LATE_PARTS)),
         (produce, (descriptors, tiles, barriers, tickets, counter, sizes, CAUSAL)),
         (carry, (query_parts, exchange, tickets, turns, sizes, BLOCK_M, 0, CAUSAL, DETERMINISTIC)),
         (carry, (query_parts, exchange, tickets, turns, sizes, BLOCK_M, 1, CAUSAL, DETERMINISTIC)),
@@ -305,21 +317,38 @@ def flash_attention_backward_hopper_kernel(
 
 
 class BackwardArrangement(NamedTuple):
-    """How a program is arranged: queries per block, buffers for Q and dO, buffers for dS."""
+    """How a program is arranged: queries per block, buffers for Q and dO, buffers for dS, who announces a part of dQ.
+
+    late_parts: the next step does, see `backward_step`.
+    """
 
     query_rows: int
     stages: int
     score_buffers: int
+    late_parts: bool
 
     def settings(self) -> dict:
-        """What it is for a kernel's launch, but for num_warps and maxnreg."""
-        return {"STAGES": self.stages, "SCORE_BUFFERS": self.score_buffers,
+        """What it is for a kernel's launch, but for num_warps and maxnreg.
+
+        Raises a ValueError where it needs more named barriers than a kernel has: two for each buffer of Q and dO, and
+        two for each of dS.
+        """
+        named = 2 * (self.stages + self.score_buffers)
+        if named > NAMED_BARRIERS:
+            raise ValueError(
+                f"arrangement has {self.stages} stages and {self.score_buffers} score_buffers, which take {named} "
+                f"named barriers; a kernel has {NAMED_BARRIERS}. Take fewer."
+            )
+        return {"STAGES": self.stages, "SCORE_BUFFERS": self.score_buffers, "LATE_PARTS": self.late_parts,
                 "CONSUMER_REGISTERS": 240, "HELPER_REGISTERS": 24}  # fmt: skip
 
 
 # By head dimension, padded. At 64 the ptxas of Triton 3.9 finds too few registers and has each product wait for the one
 # before (its C7512); those of 3.6 and 3.8 do not.
-ARRANGEMENTS = {64: BackwardArrangement(128, 2, 2), 128: BackwardArrangement(64, 3, 2)}
+ARRANGEMENTS = {
+    64: BackwardArrangement(128, 2, 2, late_parts=False),
+    128: BackwardArrangement(64, 3, 2, late_parts=True),
+}
 START_REGISTERS = 168  # per thread at the start, when all share 64k of them alike
 # Of Q, dO and the sums of dQ in use at a time. It is more than the L2 cache holds, but tiles of one head pass through
 # its queries a few blocks apart; and the fewer tiles of a head there are at a time, the less they wait for each other.
@@ -434,7 +463,7 @@ def number_layout():
 
 
 # A few numbers of the tile find no register: they are set aside before the loop over queries and fetched after it.
-FEW_SPILLS = 96
+FEW_SPILLS = 64
 
 
 def compile_cases() -> list[CompileCase]:

@@ -5,8 +5,31 @@ it expects the left operands of Pᵀ dO and dSᵀ Q, so for these products neith
 belongs to a query, its log-sum-exp and its Δ, belongs to a column.
 """
 
-from course_lib.kernels.gluon.names import fence_async_shared, gl, gluon, mbarrier
-from course_lib.kernels.hopper.parts import read_ticket
+from course_lib.kernels.gluon.names import gl, gluon, mbarrier
+from course_lib.kernels.gluon.parts import FIRST_NAMED_BARRIER
+from course_lib.kernels.hopper.parts import GROUP_THREADS, WARP_THREADS, read_ticket
+
+GROUPS = gl.constexpr(2)  # consumers
+CONSUMER_THREADS = gl.constexpr(GROUPS * GROUP_THREADS)
+QUEUE_THREADS = gl.constexpr(CONSUMER_THREADS + WARP_THREADS)  # consumers, and the producer
+
+
+@gluon.jit
+def query_free(stage):
+    """The name of the barrier at which consumers free a buffer of queries, and the producer waits for both."""
+    return FIRST_NAMED_BARRIER + stage
+
+
+@gluon.jit
+def gradient_free(stage, STAGES: gl.constexpr):
+    """The same for a buffer of output gradients."""
+    return FIRST_NAMED_BARRIER + STAGES + stage
+
+
+@gluon.jit
+def score_gradient_free(buffer, group, STAGES: gl.constexpr):
+    """The name of the barrier at which a consumer waits until the other has read its dS in a buffer."""
+    return FIRST_NAMED_BARRIER + 2 * STAGES + GROUPS * buffer + group
 
 
 @gluon.jit
@@ -93,7 +116,6 @@ def write_by_thread(tile, part):
     """
     dealt = part.reshape([4, 2, 8, 4, 2, 4, 2])  # w, h, r, b, a, t, c
     tile.store(dealt.permute((1, 3, 0, 2, 5, 4, 6)).reshape([16, 256]))
-    fence_async_shared()  # the copy engine sees what these threads wrote
 
 
 @gluon.jit

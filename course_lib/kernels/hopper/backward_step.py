@@ -11,6 +11,10 @@
 dQ is a step late: it needs the dS of the other consumer, and this way neither waits for the other to keep pace. The
 scores of the next step are asked for early, so that the matrix units have work while the step ends.
 
+What threads write to shared memory is fenced before the matrix units or the copy engine read it, and a fence takes 150
+to 270 cycles of this step. At head dimension 128 there is one: a part of dQ is announced by the next step, together
+with its dS. At 64, where a part is a smaller share of a step, that gained nothing.
+
 Registers of a thread at head dimension 128: dK and dV 64 each, S, dP and dQ 32 each, of which two at a time, 16 each
 for P and dS in 16 bits. At 64, with twice the queries: dK and dV 32, S and dP 64, dQ 32.
 """
@@ -24,10 +28,19 @@ from course_lib.kernels.gluon.names import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from course_lib.kernels.gluon.parts import unknown
-from course_lib.kernels.hopper.backward_parts import as_tile, hide_pairs, write_by_thread
+from course_lib.kernels.gluon.parts import arrive_named, unknown, wait_named
+from course_lib.kernels.hopper.backward_parts import (
+    CONSUMER_THREADS,
+    GROUPS,
+    QUEUE_THREADS,
+    as_tile,
+    gradient_free,
+    hide_pairs,
+    query_free,
+    score_gradient_free,
+    write_by_thread,
+)
 
-GROUPS = gl.constexpr(2)  # consumers
 GROUP_KEYS = gl.constexpr(64)  # keys of a consumer: rows of a warp group's matrix product, the hardware's number
 
 
@@ -56,7 +69,7 @@ def ask_for_query_part(exchange, key_tiles, steps_done, GROUP: gl.constexpr):
 
     At head dimension 128 the consumers share its columns, at 64 its rows.
     """
-    score_gradient_tiles, score_gradients_ready, _score_gradients_free, _parts, _part_ready, _part_free = exchange
+    score_gradient_tiles, score_gradients_ready, _parts, _part_ready, _part_free = exchange
     BUFFERS: gl.constexpr = score_gradient_tiles.shape[0] // GROUPS
     BLOCK_M: gl.constexpr = score_gradient_tiles.shape[2]
     PART: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -75,12 +88,18 @@ def ask_for_query_part(exchange, key_tiles, steps_done, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def hand_over_query_part(part, exchange, steps_done, GROUP: gl.constexpr):
-    """Gives a finished part of dQ, [64, 64], to the messenger, through shared memory."""
-    _score_gradient_tiles, _score_gradients_ready, _score_gradients_free, parts, part_ready, part_free = exchange
+def write_query_part(part, exchange, steps_done, GROUP: gl.constexpr):
+    """Writes a finished part of dQ, [64, 64], to shared memory, where the messenger looks for it once it is told."""
+    _score_gradient_tiles, _score_gradients_ready, parts, _part_ready, part_free = exchange
     mbarrier.wait(part_free.index(GROUP), steps_done & 1 ^ 1)
     write_by_thread(parts.index(GROUP), part)
-    mbarrier.arrive(part_ready.index(GROUP), count=1)
+
+
+@gluon.jit
+def announce_query_part(exchange, GROUP: gl.constexpr, written=True):
+    """Tells the messenger of a part that has been written and fenced, if one has."""
+    _score_gradient_tiles, _score_gradients_ready, _parts, part_ready, _part_free = exchange
+    mbarrier.arrive(part_ready.index(GROUP), count=1, pred=written)
 
 
 @gluon.jit
@@ -98,18 +117,21 @@ def step(
     query_length,
     key_length,
     scale_log2,
+    part_written,
     GROUP: gl.constexpr,
     FIRST: gl.constexpr,
     MASKED: gl.constexpr,
     CAUSAL: gl.constexpr,
+    LATE_PARTS: gl.constexpr,
 ):
-    """One block of queries: adds to dK and dV, [64, HEAD_DIM], and hands over the dQ of the block before.
+    """One block of queries: adds to dK and dV, [64, HEAD_DIM], and writes the dQ of the block before.
 
-    scores: Sᵀ of this block, [64, BLOCK_M]. Returns those of the next one, dK and dV.
+    scores: Sᵀ of this block, [64, BLOCK_M]. part_written: with LATE_PARTS, whether the step before has written a part.
+    Returns the scores of the next block, dK and dV.
     """
     query_tiles, gradient_tiles, key_tiles, value_tiles, log_sum_exp_rows, delta_rows = tiles
-    _keys_ready, _keys_free, query_ready, query_free, gradient_ready, gradient_free = barriers
-    score_gradient_tiles, score_gradients_ready, score_gradients_free, _parts, _part_ready, _part_free = exchange
+    _keys_ready, _keys_free, query_ready, gradient_ready = barriers
+    score_gradient_tiles, score_gradients_ready, _parts, _part_ready, _part_free = exchange
     dtype: gl.constexpr = query_tiles.dtype
     STAGES: gl.constexpr = query_tiles.shape[0]
     BUFFERS: gl.constexpr = score_gradient_tiles.shape[0] // GROUPS
@@ -130,15 +152,18 @@ def step(
     operand = gl.convert_layout(weights.to(dtype), OPERAND, assert_trivial=True)  # [64, BLOCK_M]
     value_gradient = warpgroup_mma(operand, gradient, value_gradient, is_async=True)  # [64, HEAD_DIM]
 
-    # A wait on a barrier is a loop: ptxas doesn't move the wait for dP, which comes next, to before the exponentials.
+    # ptxas doesn't move the wait for dP, which comes next, to before the exponentials: it comes after this one.
     buffer = steps_done % BUFFERS
-    mbarrier.wait(score_gradients_free.index(buffer), steps_done // BUFFERS & 1 ^ 1)
+    if steps_done >= BUFFERS:
+        wait_named(score_gradient_free(buffer, GROUP, STAGES), CONSUMER_THREADS)
     weight_gradients = warpgroup_mma_wait(1, deps=[weight_gradients])  # dPᵀ [64, BLOCK_M]; dV may still run
     delta = delta_rows.index(stage).load(SCORES)  # [1, BLOCK_M]; loaded earlier, these would take registers
     score_gradients = (weights * (weight_gradients - delta)).to(dtype)  # dSᵀ [64, BLOCK_M]
     score_gradient_tiles.index(buffer * GROUPS + GROUP).store(score_gradients)
-    fence_async_shared()  # the matrix units see what these threads wrote
+    fence_async_shared()  # the matrix units see what these threads wrote, and the copy engine
     mbarrier.arrive(score_gradients_ready.index(buffer), count=1)
+    if LATE_PARTS and not FIRST:
+        announce_query_part(exchange, GROUP, part_written)
 
     if not FIRST:
         part = ask_for_query_part(exchange, key_tiles, steps_done - 1, GROUP)  # of dQ, [64, 64]
@@ -150,28 +175,38 @@ def step(
     if FIRST:
         value_gradient = warpgroup_mma_wait(1, deps=[value_gradient])
         scores = ask_for_scores(query_tiles, key_tiles, query_ready, steps_done + 1, GROUP, steps_done < last_step)
-        mbarrier.arrive(gradient_free.index(stage), count=1)
+        arrive_named(gradient_free(stage, STAGES), QUEUE_THREADS)
     else:
         value_gradient, part = warpgroup_mma_wait(1, deps=[value_gradient, part])
         scores = ask_for_scores(query_tiles, key_tiles, query_ready, steps_done + 1, GROUP, steps_done < last_step)
-        mbarrier.arrive(gradient_free.index(stage), count=1)
-        mbarrier.arrive(score_gradients_free.index((steps_done - 1) % BUFFERS), count=1)
-        hand_over_query_part(part, exchange, steps_done - 1, GROUP)
+        arrive_named(gradient_free(stage, STAGES), QUEUE_THREADS)
+        arrive_named(score_gradient_free((steps_done - 1) % BUFFERS, 1 - GROUP, STAGES), CONSUMER_THREADS)
+        write_query_part(part, exchange, steps_done - 1, GROUP)
+        if not LATE_PARTS:
+            fence_async_shared()
+            announce_query_part(exchange, GROUP)
     key_gradient = warpgroup_mma_wait(1, deps=[key_gradient])
-    mbarrier.arrive(query_free.index(stage), count=1)
+    arrive_named(query_free(stage), QUEUE_THREADS)
     scores = warpgroup_mma_wait(0, deps=[scores])  # a product under way across the end of a loop would stop the others
     return scores, key_gradient, value_gradient
 
 
 @gluon.jit
-def last_query_part(exchange, key_tiles, steps_done, GROUP: gl.constexpr):
+def last_query_part(
+    exchange, key_tiles, steps_done, part_written, STAGES: gl.constexpr, GROUP: gl.constexpr, LATE_PARTS: gl.constexpr
+):  # fmt: skip
     """After the last step: its dQ, for which there was no next step."""
-    score_gradient_tiles, _score_gradients_ready, score_gradients_free, _parts, _part_ready, _part_free = exchange
+    score_gradient_tiles = exchange[0]
     BUFFERS: gl.constexpr = score_gradient_tiles.shape[0] // GROUPS
     part = ask_for_query_part(exchange, key_tiles, steps_done - 1, GROUP)  # [64, 64]
     part = warpgroup_mma_wait(0, deps=[part])
-    mbarrier.arrive(score_gradients_free.index((steps_done - 1) % BUFFERS), count=1)
-    hand_over_query_part(part, exchange, steps_done - 1, GROUP)
+    arrive_named(score_gradient_free((steps_done - 1) % BUFFERS, 1 - GROUP, STAGES), CONSUMER_THREADS)
+    if LATE_PARTS:
+        fence_async_shared()
+        announce_query_part(exchange, GROUP, part_written)
+    write_query_part(part, exchange, steps_done - 1, GROUP)
+    fence_async_shared()
+    announce_query_part(exchange, GROUP)
 
 
 @gluon.jit

@@ -24,26 +24,20 @@ class Buffers:
 class Barriers:
     """One for each buffer. *_ready: the copy engine counts its bytes. *_free: each consumer that read it says so.
 
-    turns: one for each consumer, whose turn it is at the matrix units.
+    Keys and values are freed, and turns given, in every step: by named barriers, see `key_free` in `parts`.
     """
 
     query_ready: gl.shared_memory_descriptor
     query_free: gl.shared_memory_descriptor
     key_ready: gl.shared_memory_descriptor
-    key_free: gl.shared_memory_descriptor
     value_ready: gl.shared_memory_descriptor
-    value_free: gl.shared_memory_descriptor
-    turns: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
-    def __init__(self, query_ready, query_free, key_ready, key_free, value_ready, value_free, turns):
+    def __init__(self, query_ready, query_free, key_ready, value_ready):
         self.query_ready = query_ready
         self.query_free = query_free
         self.key_ready = key_ready
-        self.key_free = key_free
         self.value_ready = value_ready
-        self.value_free = value_free
-        self.turns = turns
 
 
 @aggregate

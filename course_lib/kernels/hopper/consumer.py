@@ -1,7 +1,7 @@
 """The consumers of attention on Hopper: warp groups that multiply and take exponentials, 64 queries each."""
 
 from course_lib.kernels.gluon.names import gl, gluon, mbarrier, wait_for_stores, warpgroup_mma, warpgroup_mma_wait
-from course_lib.kernels.gluon.parts import sum_by_thread
+from course_lib.kernels.gluon.parts import arrive_named, sum_by_thread, wait_named
 from course_lib.kernels.hopper.lists import hide_by_mask, list_of_tile, listed_blocks
 from course_lib.kernels.hopper.operands import (
     block_scale,
@@ -16,14 +16,21 @@ from course_lib.kernels.hopper.operands import (
 )
 from course_lib.kernels.hopper.parts import (
     GROUP_ROWS,
+    GROUP_THREADS,
     TICKET_SLOTS,
+    WARP_THREADS,
     finish_rows,
     hide_scores,
     key_blocks,
+    key_free,
     online_softmax,
     read_ticket,
     tile_of,
+    turn_of,
+    value_free,
 )
+
+PAIR_THREADS = gl.constexpr(256)  # a consumer, and the one that gives it its turn
 
 
 @gluon.jit
@@ -34,16 +41,17 @@ def ask_for_scores(query, key_tiles, barriers, my_turn, blocks_done, LAYOUT: gl.
     HEAD_DIM: gl.constexpr = key_tiles.shape[4]
     mbarrier.wait(barriers.key_ready.index(blocks_done % STAGES), blocks_done // STAGES & 1)
     if TURNS:
-        mbarrier.wait(my_turn, blocks_done & 1)
+        wait_named(my_turn, PAIR_THREADS)
     key_tile = key_tiles.index(blocks_done % STAGES).reshape([BLOCK_N, HEAD_DIM])
     empty = gl.zeros([GROUP_ROWS, BLOCK_N], gl.float32, LAYOUT)
     return warpgroup_mma(query, key_tile.permute((1, 0)), empty, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def ask_for_output(weights, accumulator, value_tiles, blocks_done):
+def ask_for_output(weights, accumulator, value_tiles, barriers, blocks_done):
     """Sets the matrix units to add P V of the block before this one to the output, [64, HEAD_DIM]; doesn't wait."""
     STAGES: gl.constexpr = value_tiles.shape[0]
+    mbarrier.wait(barriers.value_ready.index((blocks_done - 1) % STAGES), (blocks_done - 1) // STAGES & 1)
     value_tile = right_operand(value_tiles.index((blocks_done - 1) % STAGES))
     DEPTH: gl.constexpr = 32 // value_tiles.dtype.primitive_bitwidth  # numbers that lie side by side in a register
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, accumulator.type.layout, DEPTH)
@@ -53,7 +61,7 @@ def ask_for_output(weights, accumulator, value_tiles, blocks_done):
 
 @gluon.jit
 def step(query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, tile_list, scaling,
-         weights, softmax_state, accumulator, MASKED: gl.constexpr, TURNS: gl.constexpr,
+         weights, softmax_state, accumulator, MASKED: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr,
          THRESHOLD: gl.constexpr):  # fmt: skip
     """One block of keys: its scores and softmax, while the product of the block before it is under way.
 
@@ -67,14 +75,14 @@ def step(query, buffers, barriers, turns, blocks_done, block, query_positions, k
     STAGES: gl.constexpr = buffers.keys.shape[0]
     SCORES: gl.constexpr = running_max.type.layout.parent
     BLOCK_N: gl.constexpr = buffers.keys.shape[3]
-    stage = blocks_done % STAGES
+    THREADS: gl.constexpr = GROUP_THREADS * GROUPS + WARP_THREADS  # of consumers and producer
 
     scores = ask_for_scores(query, buffers.keys, barriers, my_turn, blocks_done, SCORES, TURNS)  # [64, BLOCK_N]
-    accumulator = ask_for_output(weights, accumulator, buffers.values, blocks_done)  # [64, HEAD_DIM]
+    accumulator = ask_for_output(weights, accumulator, buffers.values, barriers, blocks_done)  # [64, HEAD_DIM]
     if TURNS:
-        mbarrier.arrive(next_turn, count=1)
+        arrive_named(next_turn, PAIR_THREADS)
     scores = warpgroup_mma_wait(1, deps=[scores])  # of the two products asked for, one may still run
-    mbarrier.arrive(barriers.key_free.index(stage), count=1)
+    arrive_named(key_free(blocks_done % STAGES), THREADS)
 
     if MASKED:
         if tile_list is None:
@@ -90,11 +98,9 @@ def step(query, buffers, barriers, turns, blocks_done, block, query_positions, k
         weight_exponent(buffers.keys.dtype),
         THRESHOLD,
     )
-    # The values are wanted only in the next step. But a wait on a barrier is a loop, and keeps the compiler from moving
-    # the wait for the product, which comes next, to before the softmax: ptxas does, and then nothing overlaps.
-    mbarrier.wait(barriers.value_ready.index(stage), blocks_done // STAGES & 1)
+    # ptxas moves this wait to between the exponentials, and with it the factors: it may, since nobody meets here.
     accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-    mbarrier.arrive(barriers.value_free.index((blocks_done - 1) % STAGES), count=1)
+    arrive_named(value_free((blocks_done - 1) % STAGES, STAGES), THREADS)
     ROWS: gl.constexpr = gl.SliceLayout(1, accumulator.type.layout)
     rescale = gl.expand_dims(gl.convert_layout(rescale, ROWS, assert_trivial=True), 1)  # [64, 1]
     if THRESHOLD == 0:
@@ -106,22 +112,25 @@ def step(query, buffers, barriers, turns, blocks_done, block, query_positions, k
 
 
 @gluon.jit
-def pass_on(barriers, turns, blocks_done, blocks, STAGES: gl.constexpr, TURNS: gl.constexpr):
+def pass_on(
+    barriers, turns, blocks_done, blocks, STAGES: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr
+):  # fmt: skip
     """Passes over blocks that only others of its tile need: frees their buffers; returns blocks_done after them.
 
     It waits for each to arrive: before that, its arrival would count for the block before in the same buffer.
     """
+    THREADS: gl.constexpr = GROUP_THREADS * GROUPS + WARP_THREADS
     my_turn, next_turn = turns
     for _ in range(blocks):
         stage = blocks_done % STAGES
         phase = blocks_done // STAGES & 1
         if TURNS:
-            mbarrier.wait(my_turn, blocks_done & 1)
-            mbarrier.arrive(next_turn, count=1)
+            wait_named(my_turn, PAIR_THREADS)
+            arrive_named(next_turn, PAIR_THREADS)
         mbarrier.wait(barriers.key_ready.index(stage), phase)
-        mbarrier.arrive(barriers.key_free.index(stage), count=1)
+        arrive_named(key_free(stage), THREADS)
         mbarrier.wait(barriers.value_ready.index(stage), phase)
-        mbarrier.arrive(barriers.value_free.index(stage), count=1)
+        arrive_named(value_free(stage, STAGES), THREADS)
         blocks_done += 1
     return blocks_done
 
@@ -142,8 +151,12 @@ def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, size
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, DEPTH])
     OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, DEPTH])
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
-    turns = barriers.turns.index(GROUP), barriers.turns.index((GROUP + 1) % GROUPS)
+    THREADS: gl.constexpr = GROUP_THREADS * GROUPS + WARP_THREADS
+    turns = turn_of(GROUP, STAGES), turn_of((GROUP + 1) % GROUPS, STAGES)
     my_turn, next_turn = turns
+    if TURNS:
+        if GROUP == GROUPS - 1:  # the first consumer begins
+            arrive_named(next_turn, PAIR_THREADS)
     tiles = gl.cdiv(query_length, TILE_ROWS) * sizes.batch * sizes.query_heads
     ticket = gl.program_id(0)
     tiles_done = 0
@@ -171,7 +184,7 @@ def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, size
             tile_begin = begin
             tile_end = end
             query_positions = first_query - tile_query + gl.arange(0, GROUP_ROWS, layout=ROWS)
-        blocks_done = pass_on(barriers, turns, blocks_done, tile_end - end, STAGES, TURNS)
+        blocks_done = pass_on(barriers, turns, blocks_done, tile_end - end, STAGES, GROUPS, TURNS)
         buffer = tiles_done % QUERY_BUFFERS * GROUPS + GROUP
         mbarrier.wait(barriers.query_ready.index(buffer), tiles_done // QUERY_BUFFERS & 1)
         query = query_operand(buffers.queries, buffer)
@@ -180,14 +193,13 @@ def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, size
         # The first block has no product to hide behind: the other consumers' work fills the matrix units.
         scores = ask_for_scores(query, buffers.keys, barriers, my_turn, blocks_done, SCORES, TURNS)
         if TURNS:
-            mbarrier.arrive(next_turn, count=1)
+            arrive_named(next_turn, PAIR_THREADS)
         if QUERY_BUFFERS > 1:  # by now the tile before has left for memory, and its buffer is free
             wait_for_stores(0)
             buffer_before = (tiles_done - 1) % QUERY_BUFFERS * GROUPS + GROUP
             mbarrier.arrive(barriers.query_free.index(buffer_before), count=1, pred=tiles_done > 0)
-        stage = blocks_done % STAGES
         scores = warpgroup_mma_wait(0, deps=[scores])
-        mbarrier.arrive(barriers.key_free.index(stage), count=1)
+        arrive_named(key_free(blocks_done % STAGES), THREADS)
         if lists is not None:
             scores = hide_by_mask(scores, query_positions, end - 1, tile_list)
         elif keys_before is not None or keys_after is not None or key_length % BLOCK_N != 0:
@@ -206,7 +218,6 @@ def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, size
         weights = kept_weights(weights, buffers.keys.dtype)
         state = running_max, running_sum
         accumulator = gl.zeros([GROUP_ROWS, HEAD_DIM], gl.float32, OUTPUT)
-        mbarrier.wait(barriers.value_ready.index(stage), blocks_done // STAGES & 1)
         blocks_done += 1
 
         if keys_after is not None or lists is not None:
@@ -214,7 +225,7 @@ def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, size
                 block = end - 2 - count
                 weights, state, accumulator = step(
                     query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, tile_list,
-                    scaling, weights, state, accumulator, True, TURNS, THRESHOLD,
+                    scaling, weights, state, accumulator, True, GROUPS, TURNS, THRESHOLD,
                 )  # fmt: skip
                 blocks_done += 1
         query = query_operand(buffers.queries, buffer)
@@ -222,7 +233,7 @@ def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, size
             block = whole_end - 1 - count
             weights, state, accumulator = step(
                 query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, tile_list,
-                scaling, weights, state, accumulator, False, TURNS, THRESHOLD,
+                scaling, weights, state, accumulator, False, GROUPS, TURNS, THRESHOLD,
             )  # fmt: skip
             blocks_done += 1
         if keys_before is not None:
@@ -231,11 +242,11 @@ def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, size
                 block = whole_begin - 1 - count
                 weights, state, accumulator = step(
                     query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, tile_list,
-                    scaling, weights, state, accumulator, True, TURNS, THRESHOLD,
+                    scaling, weights, state, accumulator, True, GROUPS, TURNS, THRESHOLD,
                 )  # fmt: skip
                 blocks_done += 1
 
-        accumulator = ask_for_output(weights, accumulator, buffers.values, blocks_done)
+        accumulator = ask_for_output(weights, accumulator, buffers.values, barriers, blocks_done)
         running_max, running_sum = state
         sink = None
         if sink_pointer is not None:
@@ -247,8 +258,8 @@ def consume(outputs, sink_pointer, lse_pointer, buffers, barriers, tickets, size
             lse_row = lse_pointer + (batch_index * sizes.query_heads + head).to(gl.int64) * query_length
             gl.store(lse_row + rows, log_sum_exp, mask=rows < query_length)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-        mbarrier.arrive(barriers.value_free.index((blocks_done - 1) % STAGES), count=1)
-        blocks_done = pass_on(barriers, turns, blocks_done, begin - tile_begin, STAGES, TURNS)
+        arrive_named(value_free((blocks_done - 1) % STAGES, STAGES), THREADS)
+        blocks_done = pass_on(barriers, turns, blocks_done, begin - tile_begin, STAGES, GROUPS, TURNS)
         share = gl.convert_layout(share, gl.SliceLayout(1, OUTPUT), assert_trivial=True)
         finished = scale_channels(accumulator * gl.expand_dims(share, 1), scales, sizes, batch_index, head)
         output_buffer = GROUP

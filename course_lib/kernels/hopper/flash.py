@@ -12,7 +12,7 @@ Four things then happen at once that used to happen in turn:
     overlap      the scores of block i are asked for before the product of block i - 1's weights with its values; while
                  that product runs, the softmax of block i is computed.
     ping-pong    consumers take turns at the matrix units: one multiplies while the other takes exponentials. Where it
-                 pays: see ARRANGEMENTS.
+                 pays: see ARRANGEMENTS. Buffers are freed and turns given by named barriers.
     tiles        a program stays for many tiles, and one tile's end overlaps the next one's beginning.
 
 Registers go where they are needed: the producer gives its own back, so that a consumer thread has 240 (with three
@@ -33,7 +33,7 @@ from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.common.attention_checks import check_attention_inputs
 from course_lib.kernels.common.machine import multiprocessor_count
 from course_lib.kernels.common.softmax import PAPERS_THRESHOLD, check_threshold, scale_in_log2
-from course_lib.kernels.gluon.names import fence_async_shared, gl, gluon, mbarrier
+from course_lib.kernels.gluon.names import fence_async_shared, gl, gluon
 from course_lib.kernels.gluon.parts import new_barriers
 from course_lib.kernels.hopper.bundles import Barriers, Buffers, Sizes, Tickets
 from course_lib.kernels.hopper.consumer import consume
@@ -50,7 +50,7 @@ SCALES = ("query_scales", "key_scales", "value_scales")  # of 8-bit inputs
 
 @gluon.jit
 def shared_memory(descriptors, STAGES: gl.constexpr, GROUPS: gl.constexpr, QUERY_BUFFERS: gl.constexpr):
-    """A program's buffers, barriers and tickets; the first consumer has its turn."""
+    """A program's buffers, barriers and tickets."""
     queries, keys, values, outputs = descriptors
     dtype: gl.constexpr = queries.dtype
     query_shape: gl.constexpr = [QUERY_BUFFERS * GROUPS] + queries.block_type.shape  # [.., 1, 1, 64, HEAD_DIM]
@@ -66,15 +66,10 @@ def shared_memory(descriptors, STAGES: gl.constexpr, GROUPS: gl.constexpr, QUERY
         query_ready=new_barriers(QUERY_BUFFERS * GROUPS, 1),
         query_free=new_barriers(QUERY_BUFFERS * GROUPS, 1),
         key_ready=new_barriers(STAGES, 1),
-        key_free=new_barriers(STAGES, GROUPS),
         value_ready=new_barriers(STAGES, 1),
-        value_free=new_barriers(STAGES, GROUPS),
-        turns=new_barriers(GROUPS, 1),
     )
     tickets = Tickets(slots, ready=new_barriers(TICKET_SLOTS, 1), free=new_barriers(TICKET_SLOTS, GROUPS))
     fence_async_shared()
-    mbarrier.arrive(barriers.turns.index(0), count=1)  # the first consumer begins
-
     buffers = Buffers(query_tiles, key_tiles, value_tiles, output_tiles)
     return buffers, barriers, tickets
 
@@ -204,9 +199,9 @@ def padded_head_dim(head_dim: int) -> int:
 
 
 # Beside scores, weights and accumulator a few numbers of the tile may find no register, such as where its output goes:
-# they are set aside before the loop over keys and fetched after it. Triton 3.6 to 3.8 need 24 bytes at most for 16-bit
-# inputs (a window at head dimension 128) and 40 for 8-bit ones (at 256); where 3.9 needs more, a case says how much.
-FEW_SPILLS = 40
+# they are set aside before the loop over keys and fetched after it. Triton 3.6 needs 24 bytes at most, 3.9 needs 56 (a
+# window at head dimension 128, and head dimension 256).
+FEW_SPILLS = 56
 
 
 def compile_cases() -> list[CompileCase]:
@@ -214,18 +209,17 @@ def compile_cases() -> list[CompileCase]:
     causal = {"keys_after": "i32", "sink_pointer": "*fp32"}
     window = {"keys_before": "i32", **causal}
     return [
-        compile_case(64, ARRANGEMENTS[64], "fp16", **window, max_spill_bytes=88),
-        compile_case(64, ARRANGEMENTS[64], "bf16", **causal, max_spill_bytes=64),
-        compile_case(128, ARRANGEMENTS[128], "bf16", **window, max_spill_bytes=56),
+        compile_case(64, ARRANGEMENTS[64], "fp16", **window),
+        compile_case(64, ARRANGEMENTS[64], "bf16", **causal),
+        compile_case(128, ARRANGEMENTS[128], "bf16", **window),
         compile_case(256, ARRANGEMENTS[256], "bf16", **causal),
-        compile_case(64, ARRANGEMENTS[64], "bf16", keys_after="i32", threshold=PAPERS_THRESHOLD, max_spill_bytes=72),
+        compile_case(64, ARRANGEMENTS[64], "bf16", keys_after="i32", threshold=PAPERS_THRESHOLD),
         compile_case(128, ARRANGEMENTS[128], "bf16", keys_after="i32", threshold=PAPERS_THRESHOLD),
     ]
 
 
 def compile_case(
-    block_d, arrangement, kind, keys_before=None, keys_after=None, sink_pointer=None, max_spill_bytes=FEW_SPILLS,
-    threshold=0.0,
+    block_d, arrangement, kind, keys_before=None, keys_after=None, sink_pointer=None, threshold=0.0
 ) -> CompileCase:  # fmt: skip
     """kind: "fp16" or "bf16", or "fp8e4nv" with an output in bf16 and with scales."""
     key_rows, fp8 = arrangement.key_rows, kind == "fp8e4nv"
@@ -243,6 +237,6 @@ def compile_case(
     constants |= {} if fp8 else dict.fromkeys(SCALES)
     return CompileCase(
         flash_attention_hopper_kernel, types, constants, num_warps=4, archs=(90,), instruction="wgmma",
-        max_spill_bytes=max_spill_bytes, options={"maxnreg": arrangement.registers[2]},
+        max_spill_bytes=FEW_SPILLS, options={"maxnreg": arrangement.registers[2]},
         label=f"{kind} {block_d} {given} {arrangement.consumers} consumers" + (f" {threshold=:g}" if threshold else ""),
     )  # fmt: skip

@@ -10,7 +10,8 @@ Where the time goes at head dimension 128 (an H200, 16,384 tokens, no mask). A s
 each and 128 keys, takes 2,185 cycles, and no unit is busy for more than half of them: products 1,024, exponentials
 1,056, instructions 882. The rest is waiting: a consumer has its scores after about 550 cycles and their weights 1,170
 cycles later, and two consumers do not fill each other's gaps. TFLOP/s, in turns, where bf16 reaches 719 and this kernel
-812; what leaves parts out computes nonsense, and waits for the output as the second line says:
+812 (before consumers used named barriers: now bf16 is 5 % faster, and this kernel 1.10 times as fast as that, causal
+1.13); what leaves parts out computes nonsense, and waits for the output as the second line says:
 
     scores asked for a block ahead                          906    under a mask it has too few registers
     output waited for before the exponentials               837    causal it is 2 % slower than this kernel
@@ -86,8 +87,6 @@ def flash_attention_fp8(
 
 def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate."""
-    masks = {"causal": {"keys_after": "i32"}, "window": {"keys_before": "i32", "keys_after": "i32"}}
-    spilled = {(256, "window"): 88}  # bytes a thread, with Triton 3.9
-    return [sixteen_bits.compile_case(head_dim, ARRANGEMENTS[head_dim], "fp8e4nv", **given,
-                                      max_spill_bytes=spilled.get((head_dim, mask), sixteen_bits.FEW_SPILLS))
-            for head_dim in HEAD_DIMS for mask, given in masks.items()]  # fmt: skip
+    masks = {"keys_after": "i32"}, {"keys_before": "i32", "keys_after": "i32"}
+    return [sixteen_bits.compile_case(head_dim, ARRANGEMENTS[head_dim], "fp8e4nv", **given)
+            for head_dim in HEAD_DIMS for given in masks]  # fmt: skip

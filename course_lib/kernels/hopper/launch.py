@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from course_lib.kernels.gluon.names import TensorDescriptor, gl
+from course_lib.kernels.gluon.parts import NAMED_BARRIERS
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn}  # by the compiler's names
 GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float8_e4m3fn: gl.float8e4nv}
@@ -28,7 +29,17 @@ class Arrangement(NamedTuple):
         return (240, 24, 168) if self.consumers == 2 else (160, 32, 128)
 
     def settings(self) -> dict:
-        """What it is for a kernel's launch, but for num_warps and maxnreg."""
+        """What it is for a kernel's launch, but for num_warps and maxnreg.
+
+        Raises a ValueError where it needs more named barriers than a kernel has: two for each buffer of keys, and one
+        for each consumer's turn.
+        """
+        named = 2 * self.stages + self.turns * self.consumers
+        if named > NAMED_BARRIERS:
+            raise ValueError(
+                f"arrangement has {self.stages} stages{f' and {self.consumers} turns' if self.turns else ''}, which "
+                f"takes {named} named barriers; a kernel has {NAMED_BARRIERS}. Take fewer stages, or no turns."
+            )
         consumer, producer, _ = self.registers
         return {"STAGES": self.stages, "GROUPS": self.consumers, "QUERY_BUFFERS": self.query_buffers,
                 "TURNS": self.turns, "CONSUMER_REGISTERS": consumer, "PRODUCER_REGISTERS": producer}  # fmt: skip

@@ -8,10 +8,30 @@ where the next product expects its left operand: they never leave the registers.
 
 from course_lib.kernels.common.numbers import LN_2, LOG2_E
 from course_lib.kernels.gluon.names import gl, gluon
-from course_lib.kernels.gluon.parts import row_max, sum_by_thread
+from course_lib.kernels.gluon.parts import FIRST_NAMED_BARRIER, row_max, sum_by_thread
 
 GROUP_ROWS = gl.constexpr(64)  # rows of a warp group's matrix product: the hardware's number
+GROUP_THREADS = gl.constexpr(128)
+WARP_THREADS = gl.constexpr(32)
 TICKET_SLOTS = gl.constexpr(2)
+
+
+@gluon.jit
+def key_free(stage):
+    """The name of the barrier at which consumers free a buffer of keys, and the producer waits for all of them."""
+    return FIRST_NAMED_BARRIER + stage
+
+
+@gluon.jit
+def value_free(stage, STAGES: gl.constexpr):
+    """The same for a buffer of values."""
+    return FIRST_NAMED_BARRIER + STAGES + stage
+
+
+@gluon.jit
+def turn_of(group, STAGES: gl.constexpr):
+    """The name of the barrier at which a consumer waits for its turn at the matrix units."""
+    return FIRST_NAMED_BARRIER + 2 * STAGES + group
 
 
 @gluon.jit

@@ -1,9 +1,21 @@
 """The producer of attention on Hopper: one warp that draws tiles and keeps the copy engine busy."""
 
 from course_lib.kernels.gluon.names import gl, gluon, load_tile, mbarrier
+from course_lib.kernels.gluon.parts import wait_named
 from course_lib.kernels.hopper.lists import first_key_of, list_of_tile, listed_blocks
 from course_lib.kernels.hopper.operands import load_values
-from course_lib.kernels.hopper.parts import GROUP_ROWS, TICKET_SLOTS, draw_ticket, key_blocks, tile_of, write_ticket
+from course_lib.kernels.hopper.parts import (
+    GROUP_ROWS,
+    GROUP_THREADS,
+    TICKET_SLOTS,
+    WARP_THREADS,
+    draw_ticket,
+    key_blocks,
+    key_free,
+    tile_of,
+    value_free,
+    write_ticket,
+)
 
 
 @gluon.jit
@@ -11,12 +23,13 @@ def produce(descriptors, buffers, barriers, tickets, counter, sizes, band, lists
             STAGES: gl.constexpr, GROUPS: gl.constexpr, QUERY_BUFFERS: gl.constexpr):  # fmt: skip
     """The producer: draws tiles, and asks the copy engine for all that they need, in the order of its use.
 
-    A buffer's n-th use waits until its n-1-th is over. Barriers tell odd phases from even ones; to wait for the phase
-    before the first passes at once, which is what an empty buffer wants.
+    A buffer's n-th use waits until its n-1-th is over, and its first use for nobody. Barriers in memory tell odd phases
+    from even ones; to wait for the phase before the first passes at once, which is what an empty buffer wants.
     """
     queries, keys, values, _outputs = descriptors
     query_length, key_length = sizes.query_length, sizes.key_length
     TILE_ROWS: gl.constexpr = GROUP_ROWS * GROUPS
+    THREADS: gl.constexpr = GROUP_THREADS * GROUPS + WARP_THREADS
     BLOCK_N: gl.constexpr = keys.block_type.shape[2]
     tiles = gl.cdiv(query_length, TILE_ROWS) * sizes.batch * sizes.query_heads
     ticket = gl.program_id(0)
@@ -49,13 +62,14 @@ def produce(descriptors, buffers, barriers, tickets, counter, sizes, band, lists
             if tile_list is not None:
                 first_key = first_key_of(end - 1 - block, tile_list, BLOCK_N)
             stage = blocks_done % STAGES
-            phase = blocks_done // STAGES & 1
-            mbarrier.wait(barriers.key_free.index(stage), phase ^ 1)
+            if blocks_done >= STAGES:
+                wait_named(key_free(stage), THREADS)
             mbarrier.expect(barriers.key_ready.index(stage), keys.block_type.nbytes)
             load_tile(
                 keys, [batch_index, key_head, first_key, 0], barriers.key_ready.index(stage), buffers.keys.index(stage)
             )
-            mbarrier.wait(barriers.value_free.index(stage), phase ^ 1)
+            if blocks_done >= STAGES:
+                wait_named(value_free(stage, STAGES), THREADS)
             mbarrier.expect(barriers.value_ready.index(stage), values.block_type.nbytes)
             load_values(
                 values, batch_index, key_head, first_key, barriers.value_ready.index(stage), buffers.values.index(stage)

@@ -17,9 +17,13 @@ CASES = {
 
 
 @pytest.mark.slow
-def test_registers_move_and_exponentials_run_under_products():
-    """Without the first the consumers spill; without the second ptxas has moved a wait, and nothing overlaps."""
-    census, hidden = reference("9.6")
+def test_registers_move_and_softmax_runs_under_products():
+    """Without the first the consumers spill; without the second ptxas has moved a wait, and nothing overlaps.
+
+    Where among the exponentials it waits for the output is its own choice, and differs from version to version. But
+    each consumer's loop over whole blocks has taken at least 16 of the 64 maxima by then.
+    """
+    census, _hidden = reference("9.6")
     views = compile_many([{**case.requests()[0], "want_sass": True} for case in CASES.values()])
     for (name, case), view in zip(CASES.items(), views):
         sass = view.sass.replace("QGMMA", "HGMMA")  # the same instruction on 8-bit operands
@@ -27,10 +31,9 @@ def test_registers_move_and_exponentials_run_under_products():
         assert products > 0, name
         for task in ("CONSUMER_REGISTERS", "PRODUCER_REGISTERS"):
             assert case.constexprs[task] in registers, (name, registers)
-        # A tile's first block has no product before it; each loop over blocks that follows has.
-        loops = 2 if "keys_after" in case.signature else 1
-        share = loops / (loops + 1)
-        assert hidden(sass) >= 0.9 * share * view.sass.count("MUFU.EX2"), name
+        under_output = re.findall(r"DEPBAR\.LE gsb0, 0x1(.*?)DEPBAR\.LE gsb0, 0x0", sass, re.DOTALL)
+        early = [text.count("FMNMX") >= 16 for text in under_output]
+        assert sum(early) >= case.constexprs["GROUPS"], (name, early)
 
 
 @pytest.mark.slow
