@@ -18,8 +18,8 @@
 # of 128 or 32 of 64. The first two columns are PyTorch's `scaled_dot_product_attention`, the last is
 # `course_lib/kernels/hopper/flash.py`. Compare numbers within one table only: at its power limit a warm card is slower,
 # and the same kernel differs by up to a tenth between runs. For plain matrix products this chapter always uses 745, the
-# rate in the run of its last main table (other runs: 720 to 790). Since then this chapter's kernel has become 5 %
-# faster at D = 128; the end of the chapter tells how.
+# rate in the run of the table under "Predicted against measured" (other runs: 720 to 790). Since then this chapter's
+# kernel has become 5 % faster at D = 128; the end of the chapter tells how.
 #
 # Tiles, online softmax and bytes stay the same. What changes is *when* things happen. Seven steps take you from chapter
 # 04's kernel to this one. You see most of it without a Hopper GPU, because the compiler compiles for Hopper (sm_90) on
@@ -593,9 +593,9 @@ for name, (flops, exps) in CHIPS.items():
 #
 # **The turns, between groups** (ping-pong). In the model, two consumers that start together stay together: both
 # multiply, then both take exponentials. A pair of mbarriers makes them take turns. Each consumer waits for its own
-# barrier before it asks for products, and then arrives at the other's. (CUDA kernels use *named barriers*, of which
-# each program has 16 outside its memory. Gluon has no function for them; the library's kernel asks for them in
-# assembly.)
+# barrier before it asks for products, and then arrives at the other's. (CUDA kernels use *named barriers*. Each program
+# has 16 of them in hardware, not in shared memory. Gluon has no function for them; the library's kernel asks for them
+# in assembly.)
 #
 # FlashAttention-3 measured the overlap ([Table 2](https://arxiv.org/abs/2407.08608), H100, fp16): 661 TFLOP/s with it
 # and with specialised warps, 582 without the overlap, 570 without the specialised warps. For the turns its section
@@ -1005,8 +1005,9 @@ for name, (schedule, _) in RUNGS.items():
 #   largest error, 549 instead of 741. In the model it costs nothing to pass the turn, and every block takes the same
 #   time.
 # - **The overlap** brings 105 TFLOP/s and does not depend on drift, because each group hides its own exponentials.
-# - **The library's kernel**, which is persistent and loads the next query tile early, reaches 716. That is a tenth more
-#   than cuDNN, and nearly the 745 of plain products in that run, which are under the same power limit.
+# - **The library's kernel**, which is persistent and loads the next query tile early, reaches 716 (before the 5 % that
+#   the end of this chapter tells of). That is a tenth more than cuDNN, and nearly the 745 of plain products in that
+#   run, which are under the same power limit.
 #
 # The rows were measured in alternation, each round in another order. Once we timed the four rows of 9.8 and the
 # library's one after the other and got 581, 615, 706, 647 and 645, as if turns and persistence cost a twelfth. But the
@@ -1115,13 +1116,15 @@ for name, view in views.items():
 # and runs only once. Of the registers moved, 24 are the producer's and 240 the consumers'. The others belong to code
 # that Triton adds to send the warps to their tasks.
 #
-# In the library's kernel fewer exponentials stand under a product than in 9.8's, and it is the faster one. Once it had
-# as many. Then a profile showed that no consumer ever waited for the output: when the softmax was done, the output had
-# long been there. But all that follows that wait, such as the 64 multiplications of a thread's accumulator, had to
-# stand behind the last exponential. A warp's exponential takes eight cycles, in seven of which it could issue something
-# else. Today `ptxas` waits for the output *among* the exponentials, and puts the multiplications between the rest of
-# them. At D = 128 this made the kernel 5 % faster. So 9.6's count tells whether a kernel overlaps at all. It does not
-# tell whether one is faster than another.
+# In the library's kernel fewer exponentials stand under a product than in 9.8's, and it is the faster one. An earlier
+# version had as many. Then a profile showed that no consumer ever waited for the output: when the softmax was done, the
+# output had long been there. But all that follows that wait, such as the 64 multiplications of a thread's accumulator,
+# had to stand behind the last exponential. Each of the four schedulers has a quarter of the unit for exponentials, 4 in
+# a cycle. So those of a warp take 8 cycles, and 7 of these are free for other instructions. Today `ptxas` places the
+# wait for the output *among* the exponentials, and the multiplications between the rest of them. At D = 128 this made
+# the kernel 5 % faster. It is not the mistake of step 5, where the wait stood before *all* of the softmax: here the
+# maxima and some exponentials still run under the product. So 9.6's count tells whether a kernel overlaps at all. It
+# does not tell whether one is faster than another.
 #
 # What kept `ptxas` from doing so, and what else this kernel's machine code taught us, is told in chapter 15, under
 # "What no counter shows".

@@ -1080,8 +1080,8 @@ for name, found in errors.items():
 # errors of these average out. Block scales help too, from 10.6 to 9.0 % in this run: the largest outlier of each block
 # becomes 448, which e4m3 holds exactly.
 #
-# **In the kernel.** `kernels/hopper/flash_fp8.py` is chapter 09's kernel with operands in e4m3. On one H200 it was 1.68
-# times as fast as in bf16 at head dimension 256, 1.13 to 1.17 times at 128 and 1.08 times at 64 (measured in turns,
+# **In the kernel.** `kernels/hopper/flash_fp8.py` is chapter 09's kernel with operands in e4m3. On one H200 it was 1.65
+# times as fast as in bf16 at head dimension 256, 1.10 to 1.13 times at 128 and 1.04 times at 64 (measured in turns,
 # 16,384 tokens). Products take half as long as in bf16, but exponentials take just as long, so the gain grows with the
 # head dimension. At 128 neither is busy for more than half of the time: mostly, the warp groups wait for scores and
 # weights. The root mean square error, on 8 heads of 4,096 tokens with outliers, is 0.018 with one scale and no

@@ -356,40 +356,44 @@ for name, seen in metrics.items():
 # measured in another run, with the same head dimension and mask but with shorter contexts: it brought 470 instead of
 # 437 at 4k tokens, and 338 instead of 281 at 1k.
 #
-# A second example is about an order. At head dimension 128, without a mask, the same kernel was 5 % slower than
-# FlashAttention 4: 651 TFLOP/s against 683 (16,384 tokens, one H200, in turns). The counters of the two agree: 987 and
-# 966 million instructions, equally many products and exponentials, the same clock. Only the tensor pipe was busy for 82
-# and 87 % of the cycles.
+# A second example is about the order of instructions. At head dimension 128 the kernel has two consumers. Without a
+# mask it was 5 % slower than FlashAttention 4, whose package has a kernel for Hopper too: 651 TFLOP/s against 683
+# (16,384 tokens, one H200, measured in turns). The counters of the two agree: 987 and 966 million instructions, equally
+# many products and exponentials, the same clock. They differ in one: the tensor pipe was busy for 82 % of the cycles in
+# our kernel and for 87 % in theirs.
 #
 # `ncu --section SourceCounters --page source --csv` says for each instruction how often a warp was seen standing there.
 # A share of these samples is a share of the time. One step of a consumer, 64 queries and 128 keys, took 2,490 cycles:
 #
 # | part of the step | cycles |
 # |---|---|
-# | loop, wait for the keys, wait for its turn | 280 |
-# | ask for both products, until the scores are there | 600 |
-# | softmax: maximum, exponentials, sum | 1,180 |
+# | loop, wait for the keys, wait for its turn at the matrix units | 290 |
+# | ask for both products, until the scores are there | 610 |
+# | softmax: maximum, exponentials, sum | 1,220 |
 # | wait for the output | 10 |
-# | factors and 16-bit weights: 64 `FMUL`, 32 `F2FP` | 360 |
+# | multiply the accumulator by its factors (64 `FMUL`), round the weights to 16 bits (32 `F2FP`) | 360 |
 #
-# We had expected a consumer to wait for its turn, since the products of both take 2,048 cycles. It waited for 50. So
-# the limit was what *one* consumer does one thing after the other, and the last row was the thing to save: these
-# instructions need nothing that is not there long before. In FlashAttention 4's machine code they stand between the
-# exponentials, which can start only every eighth cycle.
+# We had expected a consumer to wait for its turn, since the products of the two take 2,048 cycles. It waited for 50. So
+# the limit was the chain of work of *one* consumer, and the last row was the part to save: most of these instructions
+# have their inputs early. In FlashAttention 4's machine code they stand between the exponentials. Each of the four
+# schedulers has a quarter of the unit for exponentials, 4 in a cycle, so those of a warp take 8 cycles, and 7 of these
+# are free for other instructions.
 #
-# Ours could not stand there. Each `mbarrier.arrive` in Gluon speaks for four warps, so these meet first (`BAR.SYNC`),
-# five times in each step, and a wait for the next values stood before the wait for the output. `ptxas` moves little
-# across such points. This is what we tried, each in turns with the kernel as it was, at 16,384 tokens (full and causal,
-# times its speed):
+# In our kernel they could not stand there. Each `mbarrier.arrive` of Gluon speaks for four warps, so these meet first
+# (`BAR.SYNC`). There were five such meetings in a step: at its three arrivals, and twice where Triton keeps arrivals
+# and waits in order. And a wait for the next values stood before the wait for the output. `ptxas`, which makes the
+# machine code, moves little across such points. This is what we tried, each measured in turns with the kernel as it
+# was, at 16,384 tokens (speed relative to it, without and with a causal mask):
 #
-# - **No meetings**: named barriers, at which each warp arrives for itself: 0.99 and 1.00. It was the first idea, and
+# - **No meetings**: named barriers, at which each warp arrives for itself: 0.99 and 1.00. It was our first idea, and
 #   alone it was wrong.
-# - **The wait for the output before the exponentials**: 1.01 and 1.03.
-# - **Both, and the next values awaited only where they are used**: 1.06 and 1.06. Now `ptxas` decides where among the
-#   exponentials the kernel waits for the output.
+# - **The wait for the output before the exponentials**, in the source: 1.01 and 1.03.
+# - **No meetings, and the next values awaited only where they are used**: 1.06 and 1.06. In the source the wait for the
+#   output stands behind the softmax. `ptxas` moves it to between the exponentials, and the multiplications follow it.
 #
-# In the last run, in turns, it had 661 TFLOP/s and FlashAttention 4 had 658; under a causal mask 678 and 645. All that
-# is new in the code is `arrive_named` and `wait_named` in `kernels/gluon/parts.py`.
+# Compare within a run only: before, the kernel was 5 % behind (651 against 683), and now it is level (661 against 658),
+# and with a causal mask ahead (678 against 645). The new functions are `arrive_named` and `wait_named` in
+# `kernels/gluon/parts.py`.
 #
 # ## A timer in turns
 #

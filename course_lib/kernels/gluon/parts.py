@@ -6,8 +6,8 @@ of each row four neighbouring threads hold all the columns.
 
 from course_lib.kernels.gluon.names import gl, gluon, mbarrier
 
-# A program has 16 named barriers. Triton takes 0, 1, and one for each partition of warps but the first: with up to five
-# partitions, a kernel has the rest.
+# A program has 16 named barriers. Triton takes 0, 1, and one for each partition of warps but the first. With up to five
+# partitions these are 0 to 5, and 6 to 15 are free.
 FIRST_NAMED_BARRIER = gl.constexpr(6)
 NAMED_BARRIERS = 10
 
@@ -46,8 +46,8 @@ def new_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 def arrive_named(number, THREADS: gl.constexpr):
     """The warps of this group arrive at a named barrier, each for itself, and go on; THREADS arrivals open it.
 
-    `mbarrier.arrive` speaks for the whole group: all its warps meet first, and ptxas moves nothing across such a
-    meeting. An arrival by name is one instruction, and what another group does next need not wait for the slowest warp.
+    `mbarrier.arrive` speaks for the whole group: all its warps meet first, and ptxas moves little across such a
+    meeting. By name no warp waits for the others of its group; only a group that waits at the barrier waits for all.
     """
     TEXT: gl.constexpr = named_barrier_text("bar.arrive", THREADS)
     gl.inline_asm_elementwise(TEXT, "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)

@@ -319,7 +319,7 @@ def flash_attention_backward_hopper_kernel(
 class BackwardArrangement(NamedTuple):
     """How a program is arranged: queries per block, buffers for Q and dO, buffers for dS, who announces a part of dQ.
 
-    late_parts: the next step does, see `backward_step`.
+    late_parts: True: the next step does, see `backward_step`; False: the same step.
     """
 
     query_rows: int
@@ -330,14 +330,14 @@ class BackwardArrangement(NamedTuple):
     def settings(self) -> dict:
         """What it is for a kernel's launch, but for num_warps and maxnreg.
 
-        Raises a ValueError where it needs more named barriers than a kernel has: two for each buffer of Q and dO, and
+        Raises a ValueError where it needs more named barriers than Triton leaves: two for each buffer of Q and dO, and
         two for each of dS.
         """
         named = 2 * (self.stages + self.score_buffers)
         if named > NAMED_BARRIERS:
             raise ValueError(
                 f"arrangement has {self.stages} stages and {self.score_buffers} score_buffers, which take {named} "
-                f"named barriers; a kernel has {NAMED_BARRIERS}. Take fewer."
+                f"named barriers; Triton leaves {NAMED_BARRIERS}. Take fewer."
             )
         return {"STAGES": self.stages, "SCORE_BUFFERS": self.score_buffers, "LATE_PARTS": self.late_parts,
                 "CONSUMER_REGISTERS": 240, "HELPER_REGISTERS": 24}  # fmt: skip

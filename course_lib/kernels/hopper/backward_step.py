@@ -6,14 +6,14 @@
     dV += Pᵀ dO                 P from registers                   dS = P ∘ (dP - Δ), to shared memory
     dQ of step i - 1 = dS K     both consumers' dS
     dK += dSᵀ Q                 dS from registers
-    Sᵀ = K Qᵀ of step i + 1     when dV and dQ are done            dQ to shared memory, and to the messenger
+    Sᵀ = K Qᵀ of step i + 1     when dV and dQ are done            dQ to shared memory, for the messenger
 
 dQ is a step late: it needs the dS of the other consumer, and this way neither waits for the other to keep pace. The
 scores of the next step are asked for early, so that the matrix units have work while the step ends.
 
 What threads write to shared memory is fenced before the matrix units or the copy engine read it, and a fence takes 150
-to 270 cycles of this step. At head dimension 128 there is one: a part of dQ is announced by the next step, together
-with its dS. At 64, where a part is a smaller share of a step, that gained nothing.
+to 270 cycles of this step. At head dimension 128 there is one: the next step announces a part of dQ, together with its
+own dS. At 64, where a step has twice the exponentials, that gained nothing.
 
 Registers of a thread at head dimension 128: dK and dV 64 each, S, dP and dQ 32 each, of which two at a time, 16 each
 for P and dS in 16 bits. At 64, with twice the queries: dK and dV 32, S and dP 64, dQ 32.

@@ -1,7 +1,7 @@
 """FlashAttention, forward, for Hopper: copies, matrix products and exponentials at the same time.
 
 The algorithm is that of `flash_attention`; what changes is who does what, and when. A program is split into groups of
-warps with one task each (warp specialisation), which meet at barriers in shared memory:
+warps with one task each (warp specialisation), which meet at barriers:
 
     producer      one warp     asks the copy engine (TMA) for tiles of Q, K and V, as buffers fall free
     consumers     2 or 3 × 4   64 queries each: scores, softmax, output; the copy engine takes the finished tile

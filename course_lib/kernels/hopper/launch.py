@@ -31,14 +31,14 @@ class Arrangement(NamedTuple):
     def settings(self) -> dict:
         """What it is for a kernel's launch, but for num_warps and maxnreg.
 
-        Raises a ValueError where it needs more named barriers than a kernel has: two for each buffer of keys, and one
+        Raises a ValueError where it needs more named barriers than Triton leaves: two for each buffer of keys, and one
         for each consumer's turn.
         """
         named = 2 * self.stages + self.turns * self.consumers
         if named > NAMED_BARRIERS:
             raise ValueError(
                 f"arrangement has {self.stages} stages{f' and {self.consumers} turns' if self.turns else ''}, which "
-                f"takes {named} named barriers; a kernel has {NAMED_BARRIERS}. Take fewer stages, or no turns."
+                f"take {named} named barriers; Triton leaves {NAMED_BARRIERS}. Take fewer stages, or no turns."
             )
         consumer, producer, _ = self.registers
         return {"STAGES": self.stages, "GROUPS": self.consumers, "QUERY_BUFFERS": self.query_buffers,

@@ -52,7 +52,7 @@ def test_each_barrier_of_the_backward_pass_has_a_number_of_its_own(numbers):
 
 
 def test_more_than_a_program_has_are_refused():
-    with pytest.raises(ValueError, match=r"4 stages and 3 turns, which takes 11 named barriers; a kernel has 10"):
+    with pytest.raises(ValueError, match=r"4 stages and 3 turns, which take 11 named barriers; Triton leaves 10"):
         Arrangement(128, stages=4, query_buffers=2, consumers=3, turns=True).settings()
     assert Arrangement(128, stages=5, query_buffers=1, consumers=2, turns=False).settings()["STAGES"] == 5
     with pytest.raises(ValueError, match=r"4 stages and 2 score_buffers, which take 12 named barriers"):
