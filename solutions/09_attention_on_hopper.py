@@ -1,25 +1,24 @@
 # %% [markdown]
 # # 09 · Attention on Hopper
 #
-# **The question.** On an H200, chapter 04's kernel in its best plain Triton form runs attention at 541 TFLOP/s with
-# head dimension 128 and at 447 with head dimension 64. The FLOPs are the same. The same GPU multiplies plain matrices
-# at 745 TFLOP/s. Where does the rest of the speed go, and why does a smaller head cost a sixth of it?
+# **The question.** On an H200, chapter 04's kernel in its best plain Triton form runs attention at 569 TFLOP/s with
+# head dimension 128 and at 454 with head dimension 64. The FLOPs are the same. The same GPU multiplies plain matrices
+# at 789 TFLOP/s. Where does the rest of the speed go, and why does a smaller head cost a fifth of it?
 #
 # | bf16, TFLOP/s | FlashAttention-2 | cuDNN | portable (chapter 04) | this chapter's |
 # |---|---|---|---|---|
-# | D = 128, full, 16k | 325 | 656 | 541 | **695** |
-# | D = 128, causal, 16k | 301 | 618 | 495 | **709** |
-# | D = 128, full, 4k | 315 | 627 | 504 | **658** |
-# | D = 128, causal, 4k | 278 | 529 | 434 | **628** |
-# | D = 64, full, 16k | 286 | 459 | 447 | **557** |
-# | D = 64, causal, 16k | 279 | 447 | 447 | **548** |
+# | D = 128, full, 16k | 320 | 654 | 569 | **723** |
+# | D = 128, causal, 16k | 290 | 600 | 497 | **736** |
+# | D = 128, full, 4k | 315 | 638 | 519 | **700** |
+# | D = 128, causal, 4k | 280 | 536 | 441 | **654** |
+# | D = 64, full, 16k | 288 | 459 | 454 | **557** |
+# | D = 64, causal, 16k | 278 | 449 | 447 | **557** |
 #
 # One run on one H200 (PyTorch 2.11, CUDA 13.0, cuDNN 9.19, Triton 3.6): 16,384 tokens (at 4k, four sequences), 16 heads
 # of 128 or 32 of 64. The first two columns are PyTorch's `scaled_dot_product_attention`, the last is
 # `course_lib/kernels/hopper/flash.py`. Compare numbers within one table only: at its power limit a warm card is slower,
-# and the same kernel differs by up to a tenth between runs. For plain matrix products this chapter always uses 745, the
-# rate in the run of the table under "Predicted against measured" (other runs: 720 to 790). Since then this chapter's
-# kernel has become 5 % faster at D = 128; the end of the chapter tells how.
+# and the same kernel differs by up to a tenth between runs. For plain matrix products this chapter always uses 789, the
+# rate in the run of the table under "Predicted against measured" (other runs: 720 to 790).
 #
 # Tiles, online softmax and bytes stay the same. What changes is *when* things happen. Seven steps take you from chapter
 # 04's kernel to this one. You see most of it without a Hopper GPU, because the compiler compiles for Hopper (sm_90) on
@@ -68,8 +67,8 @@ print(f"{machine().name}: " + ("the kernels of this chapter run here." if on_hop
 # threads), which has 64 of the 128 queries, on one block of 128 keys. Its products, S for the scores and O for the
 # output, take 512 cycles each. Its exponentials take 512 too, but a softmax also needs maxima, differences, sums and
 # casts. So the model makes it 1.3 times as long, 666 cycles. (The 1.3 is fitted: at head dimension 64, where softmax is
-# the limit, the kernel once ran at 588 TFLOP/s, and 745 / 588 is 1.27.) Where there is white between the blue bars, the
-# matrix units wait. Which of the five would you build?
+# the limit, the kernel once ran at 588 TFLOP/s where plain products ran at 745, and 745 / 588 is 1.27.) Where there is
+# white between the blue bars, the matrix units wait. Which of the five would you build?
 
 # %%
 from course_lib.figures.hopper.timeline import busy, draw_timelines, run_schedule
@@ -645,9 +644,9 @@ for order, lengths in orders.items():
 #
 # Plain Triton has a switch, `tl.range(..., warp_specialize=True)`: one warp group copies, and two compute half of the
 # rows each. In Triton 3.6 it is fragile. It needs 4 warps, descriptors made in the kernel, one loop and no mask. With a
-# mask by rows, or with the log-sum-exp stored, it computed wrong results for half of the rows. So the course
-# uses it only without a causal mask. It reaches 541 TFLOP/s, and 495 with the mask, where this chapter's kernel has 695
-# and 709. The compiler lets two groups drift apart, but it does not decide whose products go first.
+# mask by rows, or with the log-sum-exp stored, it computed wrong results for half of the rows. So the course uses it
+# only without a causal mask. It reaches 569 TFLOP/s, and 497 with the mask, where this chapter's kernel has 723 and
+# 736. The compiler lets two groups drift apart, but it does not decide whose products go first.
 #
 # ## The inner loop · deeper
 #
@@ -931,9 +930,9 @@ for (whose, way), view in attention_views.items():
 # %%
 # TFLOP/s of one H200 (PyTorch 2.11, CUDA 13.0, cuDNN 9.19, Triton 3.6), 16 heads of 128, 16,384 × 16,384, bf16.
 ON_AN_H200 = {
-    "chapter 04: pointers": 376, "with descriptors": 499, "and split by the compiler": 563, "9.8, no overlap": 551,
-    "9.8, no overlap, taking turns": 549, "9.8, overlapped": 656, "9.8, overlapped, taking turns": 654,
-    "library: and persistent": 716, "cuDNN": 649, "FlashAttention-2": 322,
+    "chapter 04: pointers": 384, "with descriptors": 491, "and split by the compiler": 557, "9.8, no overlap": 553,
+    "9.8, no overlap, taking turns": 545, "9.8, overlapped": 675, "9.8, overlapped, taking turns": 659,
+    "library: and persistent": 733, "cuDNN": 654, "FlashAttention-2": 322,
 }
 
 RUNGS = {  # name: (the model's schedule, what runs: the 9.8 kernel's options, or a function)
@@ -977,7 +976,7 @@ def rung_function(what, query, key, value):
     return partial(functions[what], query, key, value)
 
 
-measured, matrix_rate, length = ON_AN_H200, 745e12, 16_384
+measured, matrix_rate, length = ON_AN_H200, 789e12, 16_384
 if on_hopper:
     from course_lib.hardware.ceilings.measured import ceilings
     from course_lib.hardware.timing import measure_together
@@ -996,18 +995,18 @@ for name, (schedule, _) in RUNGS.items():
 # %% [markdown]
 # The H200's numbers, step by step:
 #
-# - **Descriptors** bring most, 123 TFLOP/s: chapter 04's kernel has 376 with pointers and 499 with descriptors. The
-#   model knows nothing of addresses and predicts 452 for both. In this kernel the warps meet at a barrier in every
-#   block, so its two groups really are nearly in step.
-# - **A producer** brings 551 instead of the predicted 452, and the compiler's own split about the same. Nothing keeps
+# - **Descriptors** bring 107 TFLOP/s: chapter 04's kernel has 384 with pointers and 491 with descriptors. The model
+#   knows nothing of addresses and predicts 478 for both. In this kernel the warps meet at a barrier in every block, so
+#   its two groups really are nearly in step.
+# - **A producer** brings 553 instead of the predicted 478, and the compiler's own split about the same. Nothing keeps
 #   the two consumers in step, so they drift apart by themselves.
-# - **The turns** then have little left to do: 549 and 654 with them, 551 and 656 without. Turns alone are the model's
-#   largest error, 549 instead of 741. In the model it costs nothing to pass the turn, and every block takes the same
+# - **The turns** then have nothing left to do: 545 and 659 with them, 553 and 675 without. Turns alone are the model's
+#   largest error, 545 instead of 785. In the model it costs nothing to pass the turn, and every block takes the same
 #   time.
-# - **The overlap** brings 105 TFLOP/s and does not depend on drift, because each group hides its own exponentials.
-# - **The library's kernel**, which is persistent and loads the next query tile early, reaches 716 (before the 5 % that
-#   the end of this chapter tells of). That is a tenth more than cuDNN, and nearly the 745 of plain products in that
-#   run, which are under the same power limit.
+# - **The overlap** brings most, 122 TFLOP/s. It does not depend on drift, because each group hides its own
+#   exponentials.
+# - **The library's kernel**, which is persistent and loads the next query tile early, reaches 733. That is 12 % more
+#   than cuDNN, and 0.93 of the 789 of plain products in that run, which are under the same power limit.
 #
 # The rows were measured in alternation, each round in another order. Once we timed the four rows of 9.8 and the
 # library's one after the other and got 581, 615, 706, 647 and 645, as if turns and persistence cost a twelfth. But the

@@ -275,7 +275,7 @@ draw_products()
 # of the forward pass**. One of the five, $S$, is the price of not keeping $P$.
 #
 # Is that price high? For the question's layer one product has $32 \cdot 2 \cdot 16384^2 \cdot 128 = 2.2$ TFLOP. cuDNN's
-# backward pass reaches 544 TFLOP/s on an H200 (measured), so $S$ takes 4.0 ms. If $P$ were kept, the forward pass would
+# backward pass reaches 549 TFLOP/s on an H200 (measured), so $S$ takes 4.0 ms. If $P$ were kept, the forward pass would
 # write 17.2 GB, and the backward pass would read them. An H200 copies at 4.25 TB/s (measured), so the two take $4.0 +
 # 4.0 = 8.1$ ms, before rounding. So computing $P$ again takes **half as long as writing and reading it**, and the 17.2
 # GB are free for something else. This assumes that no bytes move while the tensor cores work. A kernel that overlaps
@@ -980,11 +980,11 @@ draw_rates(recorded("backward", "h200"))
 # %% [markdown]
 # (PyTorch 2.11, Triton 3.6, cuDNN 9.19.) Two results surprised us. Seven products in two kernels are faster than five
 # with atomic adds, because the adds cost more than the two products that they save. And the kernel for Hopper (chapter
-# 09's tools) loses only 1 to 11 % when its blocks wait for their turn.
+# 09's tools) loses only 1 to 12 % when its blocks wait for their turn.
 #
-# With chapter 09's forward rates (another run, so to about a tenth) the backward pass takes 2.7 times as long as the
-# forward pass in FlashAttention-2, 3.0 times in cuDNN and 2.9 times in the course's kernels for Hopper (D = 128, full,
-# 16k). So it does not reach the forward pass's rate in any of them.
+# With chapter 09's forward rates, from the same run, the backward pass takes 2.7 times as long as the forward pass in
+# FlashAttention-2, 3.0 times in cuDNN and 2.9 times in the course's kernels for Hopper (D = 128, full, 16k). So it does
+# not reach the forward pass's rate in any of them.
 #
 # All these rates count five products, also where a kernel computes seven. So they compare times, and not how hard the
 # chip works. Your kernels have fixed tiles of 64 × 64, and they load, wait and multiply in turn. The course's choose

@@ -21,9 +21,11 @@ Of 64 keys, the matrix units need 1,152 cycles for scores and 1,024 for the outp
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.common.numbers import LN_2
 from course_lib.kernels.gluon.names import fence_async_shared, gl, gluon, load_tile, mbarrier, warpgroup_mma_wait
-from course_lib.kernels.gluon.parts import new_barriers, sum_by_thread
+from course_lib.kernels.gluon.parts import arrive_named, new_barriers, sum_by_thread, wait_named
 from course_lib.kernels.latent.hopper_parts import (
+    BOTH_GROUPS,
     BOX,
+    GROUP_AND_PRODUCER,
     HALF,
     OUTPUT,
     OUTPUT_ROWS,
@@ -37,6 +39,7 @@ from course_lib.kernels.latent.hopper_parts import (
     boxes_of,
     chunk_in_turn,
     clear_tail,
+    half_free,
     hide_scores,
     keys_of_split,
     publish_state,
@@ -45,7 +48,7 @@ from course_lib.kernels.latent.hopper_parts import (
     read_state,
     rescale_output,
     rescale_sum,
-    wait_for_weights,
+    weights_ready,
 )
 
 
@@ -66,7 +69,7 @@ def produce(descriptors, queries, keys, barriers, paging, sizes):
     table, page_size = paging
     query_boxes, query_rope = queries
     key_boxes, key_rope = keys
-    query_ready, key_ready, half_free, _published, _sums_ready = barriers
+    query_ready, key_ready, _sums_ready = barriers
     batch_index, row_tile, first_key, end_key, pairs, _rows, _heads, _tokens, _length = sizes
     CHUNKS: gl.constexpr = query_boxes.shape[0]
     CHUNK: gl.constexpr = query_boxes.shape[3]
@@ -90,7 +93,8 @@ def produce(descriptors, queries, keys, barriers, paging, sizes):
             for count in gl.static_range(CHUNKS):
                 number = chunk_in_turn(count, CHUNKS, block)
                 if count % (CHUNKS // 2) == 0:
-                    mbarrier.wait(half_free.index(block * 2 + number // (CHUNKS // 2)), pair & 1 ^ 1)
+                    if pair > 0:
+                        wait_named(half_free(block, number // (CHUNKS // 2)), GROUP_AND_PRODUCER)
                 ready = key_ready.index(block * (CHUNKS + 1) + number)
                 mbarrier.expect(ready, key_latent.block_type.nbytes)
                 load_tile(key_latent, [page, row, number * CHUNK], ready, key_boxes.index(block * CHUNKS + number))
@@ -115,17 +119,17 @@ def clear_block(tiles, first_key, end_key, BLOCK: gl.constexpr, GROUP: gl.conste
 
 
 @gluon.jit
-def take_other_state(running_sum, accumulator, exchange, pair, GROUP: gl.constexpr):
+def take_other_state(running_sum, accumulator, exchange, GROUP: gl.constexpr):
     """Waits for what the other group found out about its block, and rescales by it while the weights are computed."""
-    running_max, rescale = read_state(exchange, pair, 1 - GROUP)
+    running_max, rescale = read_state(exchange, 1 - GROUP)
     running_sum = rescale_sum(running_sum, rescale)
     accumulator = rescale_output(accumulator, rescale)
-    wait_for_weights(exchange, pair, 1 - GROUP)
+    wait_named(weights_ready(1 - GROUP), BOTH_GROUPS)
     return running_max, running_sum, accumulator
 
 
 @gluon.jit
-def own_block(scores, block_key, softmax_state, keys, tiles, exchange, half_free, sizes, seen_end, scale_log2,
+def own_block(scores, block_key, softmax_state, keys, tiles, exchange, sizes, seen_end, scale_log2,
               GROUP: gl.constexpr, OTHER_RUNS: gl.constexpr):  # fmt: skip
     """The softmax state after the group's own block: weighed, published, and multiplied with the own half of it.
 
@@ -138,15 +142,15 @@ def own_block(scores, block_key, softmax_state, keys, tiles, exchange, half_free
     publish_state(running_max, rescale, exchange, GROUP)
     weights = gl.exp2(scores * scale_log2 - gl.expand_dims(reference, 1))
     running_sum = rescale_sum(running_sum, rescale) + sum_by_thread(weights)
-    publish_weights(weights, keys[1], exchange, GROUP)
+    publish_weights(weights, keys[1], GROUP)
     clear_block(tiles, block_key, end_key, GROUP, GROUP)
     if OTHER_RUNS:
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-        mbarrier.arrive(half_free.index(2 * (1 - GROUP) + GROUP), count=1)
+        arrive_named(half_free(1 - GROUP, GROUP), GROUP_AND_PRODUCER)
     accumulator = rescale_output(accumulator, rescale)
     accumulator = add_output(accumulator, keys[1], tiles, GROUP, GROUP)
     accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-    mbarrier.arrive(half_free.index(2 * GROUP + GROUP), count=1)
+    arrive_named(half_free(GROUP, GROUP), GROUP_AND_PRODUCER)
     return running_max, running_sum, accumulator
 
 
@@ -159,7 +163,7 @@ def consume(outputs, queries, keys, tiles, exchange, barriers, sums, sizes, scal
     The own block's scores stand behind it in the matrix units' queue; or, with SCORES_FIRST, before it in the right
     group's, which so has them when the left group has its maximum.
     """
-    query_ready, key_ready, half_free, _published, sums_ready = barriers
+    query_ready, key_ready, sums_ready = barriers
     _batch_index, row_tile, first_key, end_key, pairs, _rows, heads, tokens, length = sizes
     CHUNKS: gl.constexpr = queries[0].shape[0] + 1
     OTHER: gl.constexpr = 1 - GROUP
@@ -177,7 +181,7 @@ def consume(outputs, queries, keys, tiles, exchange, barriers, sums, sizes, scal
         scores = add_scores(empty, queries, keys, key_ready, 0, GROUP, 0, CHUNKS)
         scores = warpgroup_mma_wait(0, deps=[scores])
         running_max, running_sum, accumulator = own_block(
-            scores, first_key, (running_max, running_sum, accumulator), keys, tiles, exchange, half_free, sizes,
+            scores, first_key, (running_max, running_sum, accumulator), keys, tiles, exchange, sizes,
             seen_end, scale_log2, GROUP, False,
         )  # fmt: skip
         begin = 1
@@ -186,9 +190,7 @@ def consume(outputs, queries, keys, tiles, exchange, barriers, sums, sizes, scal
         scores = empty
         if FIRST:
             scores = add_scores(scores, queries, keys, key_ready, pair, GROUP, 0, CHUNKS)
-        running_max, running_sum, accumulator = take_other_state(
-            running_sum, accumulator, exchange, pair - 1 + GROUP, GROUP
-        )
+        running_max, running_sum, accumulator = take_other_state(running_sum, accumulator, exchange, GROUP)
         if GROUP == 1:
             clear_block(tiles, block_key - ROWS, end_key, OTHER, GROUP)
         accumulator = add_output(accumulator, keys[1], tiles, OTHER, GROUP)
@@ -197,15 +199,15 @@ def consume(outputs, queries, keys, tiles, exchange, barriers, sums, sizes, scal
         else:
             scores = add_scores(scores, queries, keys, key_ready, pair, GROUP, 0, 1)
             accumulator = warpgroup_mma_wait(1, deps=[accumulator])  # the scores' first chunk may still run
-            mbarrier.arrive(half_free.index(2 * OTHER + GROUP), count=1)
+            arrive_named(half_free(OTHER, GROUP), GROUP_AND_PRODUCER)
             scores = add_scores(scores, queries, keys, key_ready, pair, GROUP, 1, CHUNKS)
             scores = warpgroup_mma_wait(0, deps=[scores])
         running_max, running_sum, accumulator = own_block(
-            scores, block_key, (running_max, running_sum, accumulator), keys, tiles, exchange, half_free, sizes,
+            scores, block_key, (running_max, running_sum, accumulator), keys, tiles, exchange, sizes,
             seen_end, scale_log2, GROUP, FIRST,
         )  # fmt: skip
     if GROUP == 0:  # the last block of all is the other group's
-        running_max, running_sum, accumulator = take_other_state(running_sum, accumulator, exchange, pairs - 1, GROUP)
+        running_max, running_sum, accumulator = take_other_state(running_sum, accumulator, exchange, GROUP)
         clear_block(tiles, first_key + (2 * pairs - 1) * ROWS, end_key, OTHER, GROUP)
         accumulator = add_output(accumulator, keys[1], tiles, OTHER, GROUP)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
@@ -255,9 +257,6 @@ def latent_decode_hopper_kernel(
     sums = gl.allocate_shared_memory(gl.float32, [2, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     query_ready = new_barriers(1, 1).index(0)
     key_ready = new_barriers(2 * (CHUNKS + 1), 1)
-    half_free = new_barriers(4, 1)
-    state_ready = new_barriers(2, 1)
-    published = new_barriers(2, 1)
     sums_ready = new_barriers(2, 1)
     fence_async_shared()
 
@@ -273,8 +272,8 @@ def latent_decode_hopper_kernel(
     output_row = (split.to(gl.int64) * gl.num_programs(2) + batch_index) * rows
     queries = boxes_of(query_tiles, CHUNK), query_rope
     keys = boxes_of(tiles, CHUNK), key_rope
-    barriers = query_ready, key_ready, half_free, published, sums_ready
-    exchange = maxima, factors, state_ready, published
+    barriers = query_ready, key_ready, sums_ready
+    exchange = maxima, factors
     outputs = output_pointer, lse_pointer, output_row
     descriptors = query_latent, query_rotary, key_latent, key_rotary
     gl.warp_specialize([

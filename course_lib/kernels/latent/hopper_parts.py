@@ -5,8 +5,8 @@ A block is 64 keys. Its rows lie in shared memory as two halves of the latent, [
 of the first chunk can begin while the others are on their way.
 """
 
-from course_lib.kernels.gluon.names import fence_async_shared, gl, gluon, mbarrier, reinterpret, warpgroup_mma
-from course_lib.kernels.gluon.parts import row_max, unknown
+from course_lib.kernels.gluon.names import fence_async_shared, gl, gluon, mbarrier, meet, reinterpret, warpgroup_mma
+from course_lib.kernels.gluon.parts import FIRST_NAMED_BARRIER, arrive_named, row_max, unknown, wait_named
 
 ROWS = gl.constexpr(64)  # of a tile of queries, and of a block of keys: what one warp group multiplies at a time
 HALF = gl.constexpr(256)  # columns of the output that a warp group holds
@@ -17,6 +17,28 @@ SCORE_ROWS = gl.constexpr(gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4
 OUTPUT_ROWS = gl.constexpr(gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])))
 TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
 BOX = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))  # the copy engine's, [1, 64, columns]
+GROUP_AND_PRODUCER, BOTH_GROUPS = gl.constexpr(160), gl.constexpr(256)  # threads that meet at a named barrier
+
+
+@gluon.jit
+def half_free(block, half):
+    """The name of the barrier at which a group frees its half of block 0 or 1, and the producer waits for it."""
+    return FIRST_NAMED_BARRIER + 2 * block + half
+
+
+@gluon.jit
+def state_ready(group):
+    """The name of the barrier at which a group publishes its maximum and factor, and the other waits for them.
+
+    It needs no phases: a group publishes again only when it has read what the other has published in between.
+    """
+    return FIRST_NAMED_BARRIER + 4 + group
+
+
+@gluon.jit
+def weights_ready(group):
+    """The same for a group's weights."""
+    return FIRST_NAMED_BARRIER + 6 + group
 
 
 @gluon.jit
@@ -103,33 +125,27 @@ def rescale_sum(running_sum, rescale):
 @gluon.jit
 def publish_state(running_max, rescale, exchange, GROUP: gl.constexpr):
     """Tells the other group the maximum and the factor, ahead of the weights: it rescales its output meanwhile."""
-    maxima, factors, state_ready, _published = exchange
+    maxima, factors = exchange
     maxima.index(GROUP).store(running_max)
     factors.index(GROUP).store(rescale)
-    mbarrier.arrive(state_ready.index(GROUP), count=1)
+    arrive_named(state_ready(GROUP), BOTH_GROUPS)
 
 
 @gluon.jit
-def publish_weights(weights, key_rope, exchange, GROUP: gl.constexpr):
+def publish_weights(weights, key_rope, GROUP: gl.constexpr):
     """Puts a block's weights where its rotary part was, whose only reader is done, and says so to both groups."""
-    _maxima, _factors, _state_ready, published = exchange
     key_rope.index(unknown(GROUP)).reshape([ROWS, ROPE]).store(weights.to(key_rope.dtype))
     fence_async_shared()  # the matrix units see what these threads wrote
-    mbarrier.arrive(published.index(GROUP), count=1)
+    arrive_named(weights_ready(GROUP), BOTH_GROUPS)
+    meet()  # this group's warps, which multiply by all of them, too
 
 
 @gluon.jit
-def read_state(exchange, pair, GROUP: gl.constexpr):
+def read_state(exchange, GROUP: gl.constexpr):
     """The running maximum [64] and the factor for earlier work [64] that the group published for its block."""
-    maxima, factors, state_ready, _published = exchange
-    mbarrier.wait(state_ready.index(GROUP), pair & 1)
+    maxima, factors = exchange
+    wait_named(state_ready(GROUP), BOTH_GROUPS)
     return maxima.index(GROUP).load(SCORE_ROWS), factors.index(GROUP).load(SCORE_ROWS)
-
-
-@gluon.jit
-def wait_for_weights(exchange, pair, GROUP: gl.constexpr):
-    _maxima, _factors, _state_ready, published = exchange
-    mbarrier.wait(published.index(GROUP), pair & 1)
 
 
 @gluon.jit

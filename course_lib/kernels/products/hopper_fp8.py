@@ -2,11 +2,17 @@
 
 x is e4m3 with a scale for each row and 128 numbers of the inner dimension, the weight with one for each 128 × 128. The
 matrix units keep about 14 bits while they add numbers of 8 bits, so their sum is over 128 only; times both scales it is
-added to a sum in float32. While one consumer adds, the other multiplies.
+added to a sum in float32. While a consumer adds one product, its next is under way.
 
 Gluon has no interpreter, so this kernel runs on a Hopper GPU alone; its meaning is the first line of `product_fp8`.
 
 FLOPs: 2 · rows · outer · inner. A tile of 128 × 128 takes 512 cycles for 128 numbers of the inner dimension.
+
+Measured on an H200, 4,096 × 7,168 × 16,384: 1,170 TFLOP/s, where `torch._scaled_mm` reaches 1,304; two products at a
+time made it a tenth faster. After two seconds both are at the card's 700 W, and then what counts is the energy of a
+product: 995 TFLOP/s at 1,395 MHz, `_scaled_mm` 1,094 at 1,365. With the copies left out this kernel ran at 1,770 MHz for
+the same power. Three consumers, 192 rows that share what they read, were as fast for each tile, but fewer sizes are
+multiples of 192; turns at the matrix units cost 15 %.
 
 Sources: DeepSeek-AI, DeepSeek-V3, arXiv 2412.19437, 3.3.2; its DeepGEMM.
 """
@@ -47,7 +53,11 @@ BOXES = {"x": (GROUP_ROWS, BLOCK.value), "weight": (BLOCK.value, BLOCK.value), "
 
 @gluon.jit
 def multiply_scaled(ring, scales, row, column_tile, rows, steps_done, steps, GROUP: gl.constexpr):
-    """A warp group's part of a tile, [64, 128] in float32; steps_done: those that the ring was used for before."""
+    """A warp group's part of a tile, [64, 128] in float32; steps_done: those that the ring was used for before.
+
+    Two products are asked for at once, so that the second runs while the first is added to the sum. ptxas waits at once
+    for every product if one is still under way where a loop begins anew, so a turn of the loop begins and ends two.
+    """
     x_scales, weight_scales = scales
     STAGES: gl.constexpr = ring.ready.shape[0]
     ROWS: gl.constexpr = ring.x.shape[1]
@@ -55,22 +65,42 @@ def multiply_scaled(ring, scales, row, column_tile, rows, steps_done, steps, GRO
     rows_here = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
     x_scales += rows_here.to(gl.int64) * steps
     weight_scales += column_tile * steps
+    exists = rows_here < rows
     total = gl.zeros([ROWS, BLOCK], gl.float32, LAYOUT)
     stage, phase = steps_done % STAGES, steps_done // STAGES & 1
-    scale = load_scale(x_scales, weight_scales, 0, rows_here < rows)
-    for step in range(steps):
-        # Asked for a step ahead: it comes from memory, and the product takes less time than that.
-        next_scale = load_scale(x_scales, weight_scales, min(step + 1, steps - 1), rows_here < rows)
-        mbarrier.wait(ring.ready.index(stage), phase)
-        x = ring.x.index(stage * (ring.x.shape[0] // STAGES) + GROUP)
-        empty = gl.zeros([ROWS, BLOCK], gl.float32, LAYOUT)
-        product = warpgroup_mma(x, ring.weight.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
+    # Scales are asked for two products ahead: they come from memory, and a product takes less time than that.
+    scale = load_scale(x_scales, weight_scales, 0, exists)
+    second_scale = load_scale(x_scales, weight_scales, min(1, steps - 1), exists)
+    for pair in range(steps // 2):
+        next_scale = load_scale(x_scales, weight_scales, min(2 * pair + 2, steps - 1), exists)
+        next_second_scale = load_scale(x_scales, weight_scales, min(2 * pair + 3, steps - 1), exists)
+        second_stage, second_phase = next_stage(stage, phase, STAGES)
+        product = begin_product(ring, stage, phase, GROUP, LAYOUT)
+        second_product = begin_product(ring, second_stage, second_phase, GROUP, LAYOUT)
+        product = warpgroup_mma_wait(1, deps=[product])
+        mbarrier.arrive(ring.free.index(stage), count=1)
+        total += product * gl.expand_dims(scale, 1)
+        second_product = warpgroup_mma_wait(0, deps=[second_product])
+        mbarrier.arrive(ring.free.index(second_stage), count=1)
+        total += second_product * gl.expand_dims(second_scale, 1)
+        scale, second_scale = next_scale, next_second_scale
+        stage, phase = next_stage(second_stage, second_phase, STAGES)
+    if steps % 2 == 1:
+        product = begin_product(ring, stage, phase, GROUP, LAYOUT)
         product = warpgroup_mma_wait(0, deps=[product])
         mbarrier.arrive(ring.free.index(stage), count=1)
         total += product * gl.expand_dims(scale, 1)
-        scale = next_scale
-        stage, phase = next_stage(stage, phase, STAGES)
     return total
+
+
+@gluon.jit
+def begin_product(ring, stage, phase, GROUP: gl.constexpr, LAYOUT: gl.constexpr):
+    """Asks the matrix unit for the warp group's product of one block, when its buffer is filled."""
+    ROWS: gl.constexpr = ring.x.shape[1]
+    x = ring.x.index(stage * (ring.x.shape[0] // ring.ready.shape[0]) + GROUP)
+    empty = gl.zeros([ROWS, BLOCK], gl.float32, LAYOUT)
+    mbarrier.wait(ring.ready.index(stage), phase)
+    return warpgroup_mma(x, ring.weight.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True)
 
 
 @gluon.jit

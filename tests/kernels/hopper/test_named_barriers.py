@@ -9,6 +9,7 @@ from course_lib.kernels.gluon import parts
 from course_lib.kernels.hopper import backward, backward_parts, flash, flash_fp8
 from course_lib.kernels.hopper import parts as forward_parts
 from course_lib.kernels.hopper.launch import Arrangement
+from course_lib.kernels.latent import hopper_parts as latent_parts
 from course_lib.kernels.sparse import hopper as sparse
 
 TAKEN_BY_TRITON = parts.FIRST_NAMED_BARRIER.value
@@ -20,6 +21,7 @@ def numbers(monkeypatch):
     """The functions that name barriers, run by Python."""
     monkeypatch.setattr(forward_parts, "FIRST_NAMED_BARRIER", TAKEN_BY_TRITON)
     monkeypatch.setattr(backward_parts, "FIRST_NAMED_BARRIER", TAKEN_BY_TRITON)
+    monkeypatch.setattr(latent_parts, "FIRST_NAMED_BARRIER", TAKEN_BY_TRITON)
     monkeypatch.setattr(backward_parts, "GROUPS", backward_parts.GROUPS.value)
     return lambda function, *arguments: function.fn(*arguments)
 
@@ -49,6 +51,14 @@ def test_each_barrier_of_the_backward_pass_has_a_number_of_its_own(numbers):
         ]
         assert len(set(found)) == len(found)
         assert min(found) >= TAKEN_BY_TRITON and max(found) < ALL
+
+
+def test_each_barrier_of_latent_decode_has_a_number_of_its_own(numbers):
+    found = [numbers(latent_parts.half_free, block, half) for block in range(2) for half in range(2)]
+    for ready in (latent_parts.state_ready, latent_parts.weights_ready):
+        found += [numbers(ready, group) for group in range(2)]
+    assert len(set(found)) == len(found)
+    assert min(found) >= TAKEN_BY_TRITON and max(found) < ALL
 
 
 def test_more_than_a_program_has_are_refused():

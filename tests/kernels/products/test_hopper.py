@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from course_lib.hardware.compiler.views import compile_many
+from course_lib.kernels.products import hopper_fp8
 from course_lib.kernels.products.hopper import compile_cases
 from course_lib.kernels.products.hopper_limits import matrices_refusal
 
@@ -53,3 +54,14 @@ def test_the_sums_stay_where_they_are():
             wait = next(line for line in code[last:] if "WARPGROUP.DEPBAR" in line)
             assert "0x1" in wait, case.label  # one may still run
         assert sum("WARPGROUP.ARRIVE" in line for line in code) == 2, case.label
+
+
+@pytest.mark.slow
+def test_of_two_products_in_eight_bits_the_second_runs_while_the_first_is_added():
+    """Were one under way where the loop begins anew, the compiler would wait after each of its four instructions."""
+    (view,) = compile_many([{**hopper_fp8.compile_cases()[0].requests()[0], "want_sass": True}])
+    code = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?);", view.sass, re.MULTILINE)
+    signs = {"QGMMA": "P", "FFMA": "+", "WARPGROUP.DEPBAR.LE gsb0, 0x1": "1", "WARPGROUP.DEPBAR.LE gsb0, 0x0": "0"}
+    text = "".join(sign for line in code for name, sign in signs.items() if name in line)
+    # Of both consumers: two products, the first is waited for and added; the second; and one more if they are odd.
+    assert re.fullmatch(r"(P{8}1\+{64}0\+{64}P{4}0\+{64}){2}", text), text
