@@ -39,7 +39,7 @@ def swizzled_place(row: int, piece: int) -> int:
 @styled
 def draw_layouts():
     """Three panels: a blocked tile, a corner of wgmma's result, and a column of pieces without and with the swizzle."""
-    figure, axes = new_figure(12.4, 6.3)
+    figure, axes = new_figure(12.4, 6.5)
     top = HEIGHT * SHOWN_ROWS
     _registers(axes, LEFT[0], top, blocked_holder, 8)
     _head(axes, LEFT[0], top, "In registers, blocked", "tile of 64 × 64; a cell is 1 row × 8 columns")
@@ -54,17 +54,19 @@ def draw_layouts():
     axes.text(
         LEFT[0],
         -0.35,
-        "Cells: lane 0 to 31 of the warp in that colour. Orange: lane 0\n"
-        "of warp 0, values numbered. Rows 16 to 31 repeat this with\n"
-        "r8 to r15, and so on: 32 values, two to a register.",
+        "Cells: lane 0 to 31 of the warp in that colour.\n"
+        "Orange: lane 0 of warp 0, values numbered.\n"
+        "Rows 16 to 31 repeat this with r8 to r15, and so\n"
+        "on: 32 values, two to a register.",
         **foot,
     )
     axes.text(
         LEFT[1],
         -0.35,
-        "Warp 0 holds rows 0 to 15, warp 1 rows 16 to 31, and so on.\n"
-        "Columns 16 to 127 go on the same way: lane 0 holds two of\n"
-        "every 8 columns, in two rows: 64 float32 in 64 registers.",
+        "Warp 0 holds rows 0 to 15, warp 1 rows 16 to 31,\n"
+        "and so on. Columns 16 to 127 go on the same way:\n"
+        "lane 0 holds two of every 8 columns, in two rows:\n"
+        "64 float32 in 64 registers.",
         **foot,
     )
     axes.text(
@@ -75,7 +77,7 @@ def draw_layouts():
         "Swizzled: in 32 different banks, one turn.",
         **foot,
     )
-    axes.set(xlim=(-1.0, LEFT[2] + 8.9), ylim=(-2.6, top + 2.1))
+    axes.set(xlim=(-1.0, LEFT[2] + 8.9), ylim=(-3.1, top + 2.1))
     axes.axis("off")
     return figure
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from course_lib.figures.style import INK, MUTED, ORANGE, PALETTE, PURPLE, new_figure, styled
+from course_lib.figures.style import INK, ORANGE, PALETTE, PURPLE, new_figure, styled
 
 LOOKS = {"fuse": (ORANGE, "o", "fused"), "once": (PURPLE, "s", "dequantised once")}
 
@@ -28,7 +28,7 @@ def draw_plan_gains(
         raise ValueError(f"times is {times!r}; give two plans or more, with the same counts and times above 0.")
     first, *others = times
     figure, axes = new_figure(10, 4.6)
-    axes.axhline(1, color=INK, linewidth=1.4, linestyle=(0, (4, 3)), zorder=0)
+    axes.axhline(1, color=INK, linewidth=1.4, linestyle=(0, (4, 3)), zorder=0, label="breaks even")
     for index, plan in enumerate(others):
         color, marker, label = LOOKS.get(plan, (PALETTE[index % len(PALETTE)], "^", plan))
         gains = [(count, times[first][count] / times[plan][count]) for count in sorted(times[plan])]
@@ -40,11 +40,9 @@ def draw_plan_gains(
                       label=f"{label}, measured")  # fmt: skip
     axes.set(xscale="log", xlabel="query tokens, the last ones of the context", ylabel="times as fast as 16 bits")
     axes.set_ylim(0, 1.15 * axes.get_ylim()[1])
-    place = {"xycoords": axes.get_yaxis_transform(), "xytext": (0, 6), "textcoords": "offset points"}
-    axes.annotate("breaks even", (0.99, 1), ha="right", va="bottom", color=MUTED, **place)
     axes.xaxis.set_major_locator(LogLocator(base=4, numticks=20))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.minorticks_off()
-    axes.legend(loc="upper right")
+    figure.legend(loc="outside lower center", ncols=len(axes.get_legend_handles_labels()[1]))
     axes.set_title(title, fontsize=12.5, color=INK)
     return figure

@@ -75,8 +75,8 @@ def test_each_plans_gain_over_the_first_is_a_line(tmp_path):
     even, *drawn = axes.lines
     assert set(even.get_ydata()) == {1}
     assert [list(line.get_ydata()) for line in drawn] == [[4.0, 2.0, 0.8], [2.0], [0.5, 0.5, 1.0]]
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["fused", "fused, measured", "dequantised once"]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["breaks even", "fused", "fused, measured", "dequantised once"]
 
 
 @pytest.mark.parametrize("times", [{}, {"keep": {1: 1.0}}, {"keep": {1: 0.0}, "fuse": {1: 1.0}},
