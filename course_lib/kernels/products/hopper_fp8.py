@@ -8,11 +8,11 @@ Gluon has no interpreter, so this kernel runs on a Hopper GPU alone; its meaning
 
 FLOPs: 2 · rows · outer · inner. A tile of 128 × 128 takes 512 cycles for 128 numbers of the inner dimension.
 
-Measured on an H200, 4,096 × 7,168 × 16,384: 1,170 TFLOP/s, where `torch._scaled_mm` reaches 1,304; two products at a
-time made it a tenth faster. After two seconds both are at the card's 700 W, and then the energy of a product counts:
-995 TFLOP/s at 1,395 MHz, `_scaled_mm` 1,094 at 1,365. With the copies left out this kernel ran at 1,770 MHz for the
-same power. Three consumers, 192 rows that share what they read, were as fast for each tile, but fewer sizes are
-multiples of 192; turns at the matrix units cost 15 %.
+Measured on an H200, 4,096 × 7,168 × 16,384, in two runs: 1,048 and 1,170 TFLOP/s, where `torch._scaled_mm` reaches
+1,181 and 1,304. Two products at a time made it a tenth faster. After two seconds both are at the card's 700 W, and then
+the energy of a product counts: 995 TFLOP/s at 1,395 MHz, `_scaled_mm` 1,094 at 1,365. With the copies left out this
+kernel ran at 1,770 MHz for the same power. Three consumers, 192 rows that share what they read, were as fast for each
+tile, but fewer sizes are multiples of 192; turns at the matrix units cost 15 %.
 
 Sources: DeepSeek-AI, DeepSeek-V3, arXiv 2412.19437, 3.3.2; its DeepGEMM.
 """
