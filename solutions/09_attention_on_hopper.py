@@ -17,8 +17,9 @@
 # One run on one H200 (PyTorch 2.11, CUDA 13.0, cuDNN 9.19, Triton 3.6): 16,384 tokens (at 4k, four sequences), 16 heads
 # of 128 or 32 of 64. The first two columns are PyTorch's `scaled_dot_product_attention`, the last is
 # `course_lib/kernels/hopper/flash.py`. Compare numbers within one table only: at its power limit a warm card is slower,
-# and the same kernel differs by up to a tenth between runs. For plain matrix products this chapter always uses 789, the
-# rate in the run of the table under "Predicted against measured" (other runs: 720 to 790).
+# and the same kernel differs by up to a tenth between runs. For plain matrix products this chapter uses 789, the rate
+# in the run of the table under "Predicted against measured". (Other runs gave 720 to 790, so the gap in the question
+# may be up to a tenth smaller.) One factor below was fitted in another run, with 745.
 #
 # Tiles, online softmax and bytes stay the same. What changes is *when* things happen. Seven steps take you from chapter
 # 04's kernel to this one. You see most of it without a Hopper GPU, because the compiler compiles for Hopper (sm_90) on
@@ -998,15 +999,16 @@ for name, (schedule, _) in RUNGS.items():
 # - **Descriptors** bring 107 TFLOP/s: chapter 04's kernel has 384 with pointers and 491 with descriptors. The model
 #   knows nothing of addresses and predicts 478 for both. In this kernel the warps meet at a barrier in every block, so
 #   its two groups really are nearly in step.
-# - **A producer** brings 553 instead of the predicted 478, and the compiler's own split about the same. Nothing keeps
-#   the two consumers in step, so they drift apart by themselves.
-# - **The turns** then have nothing left to do: 545 and 659 with them, 553 and 675 without. Turns alone are the model's
-#   largest error, 545 instead of 785. In the model it costs nothing to pass the turn, and every block takes the same
-#   time.
-# - **The overlap** brings most, 122 TFLOP/s. It does not depend on drift, because each group hides its own
-#   exponentials.
-# - **The library's kernel**, which is persistent and loads the next query tile early, reaches 733. That is 12 % more
-#   than cuDNN, and 0.93 of the 789 of plain products in that run, which are under the same power limit.
+# - **A producer** brings 62 TFLOP/s more: 553, where the model predicts 478. The compiler's own split reaches about the
+#   same, 557. Nothing keeps the two consumers in step, so they drift apart by themselves.
+# - **The turns** bring nothing here, because the consumers have already drifted apart. With them it is 545 and 659,
+#   without them 553 and 675. Turns alone are the model's largest error, 545 instead of 785. In the model it costs
+#   nothing to pass the turn, and every block takes the same time.
+# - **The overlap** brings most, 122 TFLOP/s (675 instead of 553, both without turns). It does not depend on drift,
+#   because each group hides its own exponentials.
+# - **The library's kernel**, which is persistent and loads the next query tile early, reaches 733. A part of its lead
+#   over 9.8 comes from its machine code, as the end of the chapter tells. 733 is 12 % more than cuDNN, and 93 % of the
+#   789 that plain products reach in that run, under the same power limit.
 #
 # The rows were measured in alternation, each round in another order. Once we timed the four rows of 9.8 and the
 # library's one after the other and got 581, 615, 706, 647 and 645, as if turns and persistence cost a twelfth. But the
@@ -1118,12 +1120,13 @@ for name, view in views.items():
 # In the library's kernel fewer exponentials stand under a product than in 9.8's, and it is the faster one. An earlier
 # version had as many. Then a profile showed that no consumer ever waited for the output: when the softmax was done, the
 # output had long been there. But all that follows that wait, such as the 64 multiplications of a thread's accumulator,
-# had to stand behind the last exponential. Each of the four schedulers has a quarter of the unit for exponentials, 4 in
-# a cycle. So those of a warp take 8 cycles, and 7 of these are free for other instructions. Today `ptxas` places the
-# wait for the output *among* the exponentials, and the multiplications between the rest of them. At D = 128 this made
-# the kernel 5 % faster. It is not the mistake of step 5, where the wait stood before *all* of the softmax: here the
-# maxima and some exponentials still run under the product. So 9.6's count tells whether a kernel overlaps at all. It
-# does not tell whether one is faster than another.
+# had to stand behind the last exponential. A multiprocessor has four *schedulers*, each of which issues one instruction
+# in a cycle for its warps. Each has a quarter of the unit for exponentials: 4 in a cycle. So one instruction for a
+# warp's 32 exponentials keeps that quarter busy for 8 cycles, and in 7 of them the scheduler can issue something else.
+# Today `ptxas` places the wait for the output *among* the exponentials, and the multiplications between the rest of
+# them. At D = 128 this made the kernel 5 to 6 % faster. This is not the mistake of step 5, where `ptxas` moved the wait
+# before *all* of the softmax: here the maxima and some exponentials still run under the product. So 9.6's count tells
+# whether a kernel overlaps at all. It does not tell whether one is faster than another.
 #
 # What kept `ptxas` from doing so, and what else this kernel's machine code taught us, is told in chapter 15, under
 # "What no counter shows".

@@ -1142,10 +1142,11 @@ draw_beside_flashinfer(recorded("latent", "h100"))
 # the other computes its softmax.
 #
 # The Hopper kernel has changed since that run. In programs with many blocks of keys, the second warp group now starts
-# the product for its scores before it multiplies by the first group's block, and the two groups tell each other of
-# their weights by named barriers. On one H200 (2026-11-30, in turns) it was 1.26, 1.04, 0.99, 1.01, 1.02, 0.93 and 1.06
-# times as fast as FlashInfer, in the order of the rows, and the portable kernel 0.58 to 1.03. That card reads memory
-# faster than the H100, so the two runs differ by more than this change.
+# the product for its scores before it multiplies by the first group's block. And the warp groups now wait for each
+# other at *named barriers* (chapter 09: 16 in hardware for each program) instead of mbarriers in shared memory. On one
+# H200 (2026-11-30, in turns) it was 1.26, 1.04, 0.99, 1.01, 1.02, 0.93 and 1.06 times as fast as FlashInfer, in the
+# order of the rows, and the portable kernel 0.58 to 1.03. That card reads memory faster than the H100, so the two runs
+# differ by more than these two changes.
 #
 # **Your kernel at a glance.** The speeds are the portable kernel's in this run, and the rest is derived.
 #

@@ -1427,7 +1427,7 @@ else:
 #
 # | eight bits, with scales | |
 # |---|---|
-# | wins | 4,096 × 7,168 × 16,384: 1,048 and 1,170 TFLOP/s in two runs, beyond the peak of 16 bits (measured) |
+# | wins | 4,096 × 7,168 × 16,384: 1,048 and 1,170 TFLOP/s in two runs (measured); the peak of 16 bits is 989 |
 # | loses | beside cuBLAS, which reaches 1,181 and 1,304 in the same runs |
 # | falls back | GPUs before Hopper and Ada have no such instruction |
 # | trap | one running total through the tensor core: 1 % wrong at 16,384 numbers |

@@ -22,22 +22,23 @@ GROUP_AND_PRODUCER, BOTH_GROUPS = gl.constexpr(160), gl.constexpr(256)  # thread
 
 @gluon.jit
 def half_free(block, half):
-    """The name of the barrier at which a group frees its half of block 0 or 1, and the producer waits for it."""
+    """The number of the named barrier at which a group frees its half of block 0 or 1; the producer waits there."""
     return FIRST_NAMED_BARRIER + 2 * block + half
 
 
 @gluon.jit
 def state_ready(group):
-    """The name of the barrier at which a group publishes its maximum and factor, and the other waits for them.
+    """The number of the named barrier at which a group publishes its maximum and factor, and the other waits for them.
 
-    It needs no phases: a group publishes again only when it has read what the other has published in between.
+    It needs no phases: a group publishes again only after it has read what the other group published in between, and
+    the other published that only after its own wait here.
     """
     return FIRST_NAMED_BARRIER + 4 + group
 
 
 @gluon.jit
 def weights_ready(group):
-    """The same for a group's weights."""
+    """The same for a group's weights. Its own warps meet in `publish_weights`."""
     return FIRST_NAMED_BARRIER + 6 + group
 
 

@@ -2,17 +2,19 @@
 
 x is e4m3 with a scale for each row and 128 numbers of the inner dimension, the weight with one for each 128 × 128. The
 matrix units keep about 14 bits while they add numbers of 8 bits, so their sum is over 128 only; times both scales it is
-added to a sum in float32. While a consumer adds one product, its next is under way.
+added to a sum in float32. A consumer begins two products at once: while it adds the first, the second runs. While it
+adds the second, the matrix units have the other consumer's.
 
 Gluon has no interpreter, so this kernel runs on a Hopper GPU alone; its meaning is the first line of `product_fp8`.
 
 FLOPs: 2 · rows · outer · inner. A tile of 128 × 128 takes 512 cycles for 128 numbers of the inner dimension.
 
 Measured on an H200, 4,096 × 7,168 × 16,384, in two runs: 1,048 and 1,170 TFLOP/s, where `torch._scaled_mm` reaches
-1,181 and 1,304. Two products at a time made it a tenth faster. After two seconds both are at the card's 700 W, and then
-the energy of a product counts: 995 TFLOP/s at 1,395 MHz, `_scaled_mm` 1,094 at 1,365. With the copies left out this
-kernel ran at 1,770 MHz for the same power. Three consumers, 192 rows that share what they read, were as fast for each
-tile, but fewer sizes are multiples of 192; turns at the matrix units cost 15 %.
+1,181 and 1,304. Two products at a time made it a tenth faster. After two seconds both are at the card's 700 W. From
+then on the rate depends on the energy of each product: 995 TFLOP/s at 1,395 MHz, `_scaled_mm` 1,094 at 1,365. With the
+copies left out this kernel ran at 1,770 MHz for the same power. Three consumers, 192 rows that share what they read,
+were as fast for the same work, but fewer sizes are multiples of 192. To let the consumers take turns at the matrix
+units cost 15 %.
 
 Sources: DeepSeek-AI, DeepSeek-V3, arXiv 2412.19437, 3.3.2; its DeepGEMM.
 """
@@ -55,8 +57,9 @@ BOXES = {"x": (GROUP_ROWS, BLOCK.value), "weight": (BLOCK.value, BLOCK.value), "
 def multiply_scaled(ring, scales, row, column_tile, rows, steps_done, steps, GROUP: gl.constexpr):
     """A warp group's part of a tile, [64, 128] in float32; steps_done: those that the ring was used for before.
 
-    Two products are asked for at once, so that the second runs while the first is added to the sum. ptxas waits at once
-    for every product if one is still under way where a loop begins anew, so a turn of the loop begins and ends two.
+    Two products are asked for at once, so that the second runs while the first is added to the sum. If one were still
+    under way at the end of an iteration, ptxas would wait for every product right after it begins. So each iteration
+    begins two and waits for both.
     """
     x_scales, weight_scales = scales
     STAGES: gl.constexpr = ring.ready.shape[0]
